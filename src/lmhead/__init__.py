@@ -1,0 +1,64 @@
+"""lmhead: the two ends of a language model, the embedding that reads and the head that writes.
+
+The public names below are imported on first use, so that `import lmhead` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from lmhead.errors import LMHeadError, SourceError
+
+if TYPE_CHECKING:
+    from lmhead.ends import Embed, Explanation, Head, HeadTransform, TopK, tied_init_std
+    from lmhead.lab.compare import compare
+    from lmhead.params import count_params
+    from lmhead.predict import predict_next
+    from lmhead.tying import assert_tied, find_ties, tie, untie
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Embed": "ends",
+    "Explanation": "ends",
+    "Head": "ends",
+    "HeadTransform": "ends",
+    "TopK": "ends",
+    "assert_tied": "tying",
+    "compare": "lab.compare",
+    "count_params": "params",
+    "find_ties": "tying",
+    "predict_next": "predict",
+    "tie": "tying",
+    "tied_init_std": "ends",
+    "untie": "tying",
+}
+
+__all__ = [
+    "Embed",
+    "Explanation",
+    "Head",
+    "HeadTransform",
+    "LMHeadError",
+    "SourceError",
+    "TopK",
+    "assert_tied",
+    "compare",
+    "count_params",
+    "find_ties",
+    "predict_next",
+    "tie",
+    "tied_init_std",
+    "untie",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'lmhead' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"lmhead.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,26 @@
+"""One sink for what a command gives: JSON for programs, a console for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def print_json(data: dict[str, Any]) -> None:
+    """Print a result's `to_dict()` as JSON; NaN and infinities are refused."""
+    click.echo(json.dumps(data, ensure_ascii=False, indent=2, allow_nan=False))
+
+
+def console(stderr: bool = False) -> Console:
+    """A rich console: at least 100 columns wide where the output is no terminal."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else 100
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
