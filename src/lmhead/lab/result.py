@@ -1,0 +1,128 @@
+"""What a run folder says: arms, pairs, verdict. Reads files only; no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from lmhead.lab.run import Row, RunFolder
+from lmhead.lab.stats import Pair, Verdict, all_pairs, decide
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """What one arm reached.
+
+    Attributes:
+        params: parameters by part: embedding, head, body, total (a tied table counts once).
+        bytes: of the weights in float32.
+        valid_nll: seed → validation loss at the end, nats a token.
+        per_token, per_character: mean over seeds, nats.
+        perplexity: exp of the mean over seeds, a token.
+        tokens_per_s: training speed, median over seeds.
+        peak_bytes: largest number of bytes held by tensors in a training step.
+    """
+
+    params: dict[str, int]
+    bytes: int
+    valid_nll: dict[int, float]
+    per_token: float | None
+    per_character: float | None
+    perplexity: float | None
+    tokens_per_s: float | None
+    peak_bytes: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "valid_nll": {str(k): v for k, v in self.valid_nll.items()}}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of a comparison; `verdict` is one of tie, tie-wide, no-difference,
+    do-not-tie, undecided, and `sentence` gives it with its evidence.
+
+    `scope` says on which text, for how long and at which setting it holds.
+    """
+
+    run: str
+    arms: dict[str, ArmResult]
+    pairs: tuple[Pair, ...]
+    verdict: Verdict
+    sentence: str
+    scope: str
+    jobs_done: int
+    jobs: int
+
+    @property
+    def finished(self) -> bool:
+        return self.jobs_done == self.jobs
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            **vars(self),
+            "arms": {name: arm.to_dict() for name, arm in self.arms.items()},
+            "pairs": [pair.to_dict() for pair in self.pairs],
+            "finished": self.finished,
+        }
+
+
+def summarise(run: str | Path | RunFolder) -> Comparison:
+    """Read a run folder's settings and metrics and draw the verdict, finished or not.
+
+    Raises:
+        LMHeadError: no such folder.
+        SourceError: no run folder, or its files are broken.
+    """
+    folder = run if isinstance(run, RunFolder) else RunFolder(run)
+    config = folder.config()
+    done = folder.done()
+    arms = {name: _arm(name, config, done) for name in config["arms"]}
+    pairs = all_pairs({name: arm.valid_nll for name, arm in arms.items()})
+    verdict, sentence = decide(pairs, config["saved_params"])
+    jobs = len(arms) * len(config["seeds"])
+    if len(done) < jobs:
+        sentence = (
+            f"Not finished ({len(done)} of {jobs} trainings; "
+            f"`lmhead compare --resume {folder}` carries on). So far: {sentence}"
+        )
+    return Comparison(str(folder), arms, pairs, verdict, sentence, scope(config), len(done), jobs)
+
+
+def _arm(name: str, config: Mapping[str, Any], done: Sequence[Row]) -> ArmResult:
+    params = config["arms"][name]["params"]
+    rows = {row["seed"]: row for row in done if row["arm"] == name}
+    nll = {seed: rows[seed]["valid_nll"] for seed in sorted(rows)}
+    mean = fmean(nll.values()) if nll else None
+    text = config["text"]
+    return ArmResult(
+        params=dict(params),
+        bytes=4 * params["total"],
+        valid_nll=nll,
+        per_token=mean,
+        per_character=None
+        if mean is None
+        else mean * text["valid_tokens"] / text["valid_characters"],
+        perplexity=None if mean is None else math.exp(min(mean, 700.0)),
+        tokens_per_s=median(row["tokens_per_s"] for row in rows.values()) if rows else None,
+        peak_bytes=max((row["peak_bytes"] for row in rows.values()), default=None),
+    )
+
+
+def scope(config: Mapping[str, Any]) -> str:
+    """On what the verdict stands: text, budget and setting, in a sentence."""
+    training, text = config["training"], config["text"]
+    tokens = training["steps"] * training["batch_size"] * training["seq_len"]
+    std = config.get("init_std")
+    return (
+        f"One setting: {config['model']} on {text['name']}, {tokens:,} tokens a model "
+        f"({tokens / text['train_tokens']:.1f} passes), learning rate {training['lr']:g}, "
+        f"tables' initial std {'as the architecture has it' if std is None else f'{std:g}'}. "
+        "Budget, rate and initial scale can turn the answer."
+    )

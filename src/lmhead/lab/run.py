@@ -1,0 +1,221 @@
+"""A run is a folder. It is whole at every moment: what a kill leaves behind can be carried on.
+
+```
+config.toml      resolved settings, versions, arms and seeds
+metrics.jsonl    one row a measurement: train, valid, done
+tokenizer/       the tokenizer
+tied/ untied/ …  a Hugging Face model folder for each arm (its best seed)
+report.html      the verdict and its evidence
+state/           checkpoints of jobs in progress, empty at the end
+```
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from filelock import FileLock, Timeout
+
+from lmhead.errors import LMHeadError, SourceError
+
+Row = dict[str, Any]
+
+
+class RunFolder:
+    """Reads and writes one run folder."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / "config.toml"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.report_file = self.path / "report.html"
+        self.tokenizer = self.path / "tokenizer"
+        self.state = self.path / "state"
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def model(self, arm: str) -> Path:
+        return self.path / arm
+
+    def job_state(self, arm: str, seed: int) -> Path:
+        return self.state / f"{arm}-{seed}"
+
+    def refuse_existing(self) -> None:
+        """Raise an LMHeadError if there is anything at this path."""
+        if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
+            resume = self.config_file.is_file()
+            raise LMHeadError(
+                f"{self.path} exists",
+                f"carry it on with `lmhead compare --resume {self.path}` or name another --out"
+                if resume
+                else "name another --out",
+            )
+
+    def create(self, config: dict[str, Any]) -> None:
+        """Make the folder; `config.toml` comes last, so that it stands for a whole start."""
+        self.state.mkdir(parents=True, exist_ok=True)
+        self.metrics_file.touch()
+        write_atomic(self.config_file, tomli_w.dumps(config))
+
+    def config(self) -> dict[str, Any]:
+        """The settings.
+
+        Raises:
+            LMHeadError: there is no such folder.
+            SourceError: it is no run folder, or its config.toml is broken or of a newer schema.
+        """
+        if not self.path.is_dir():
+            raise LMHeadError(f"{self.path}: no such run folder", "`lmhead compare` makes one")
+        try:
+            with self.config_file.open("rb") as file:
+                config = tomllib.load(file)
+        except FileNotFoundError as error:
+            raise SourceError(f"{self.path}: no config.toml: not a run folder") from error
+        except (OSError, ValueError) as error:
+            raise SourceError(f"{self.config_file}: cannot be read: {error}") from error
+        schema = config.get("schema_version")
+        if schema != 1:
+            raise SourceError(f"{self.config_file}: schema_version is {schema}, expected 1")
+        return config
+
+    def append(self, row: Row) -> None:
+        """Add a row in one write, so that a kill leaves at most a last line cut short."""
+        with self.metrics_file.open("ab", buffering=0) as file:
+            file.write((json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+    def sync(self) -> None:
+        """Bring the rows to the disk, before a checkpoint that counts on them."""
+        with self.metrics_file.open("rb") as file:
+            os.fsync(file.fileno())
+
+    def rows(self) -> list[Row]:
+        """All whole rows; a last line that a kill cut short is left out.
+
+        Raises:
+            SourceError: a line that is no JSON object stands before the last.
+        """
+        try:
+            lines = self.metrics_file.read_bytes().split(b"\n")
+        except OSError as error:
+            raise SourceError(f"{self.metrics_file}: cannot be read: {error.strerror}") from error
+        rows = []
+        for number, line in enumerate(lines[:-1], start=1):  # the last is cut short or empty
+            try:
+                row = json.loads(line)
+                row["event"], row["arm"], row["seed"], row["step"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise SourceError(
+                    f"{self.metrics_file}:{number}: not a metrics row: {line[:60]!r}"
+                ) from error
+            rows.append(row)
+        return rows
+
+    def trim(self, arm: str, seed: int, step: int) -> None:
+        """Drop a job's rows behind a step, and a last line that was cut short."""
+        kept = [
+            row
+            for row in self.rows()
+            if (row["arm"], row["seed"]) != (arm, seed) or row["step"] <= step
+        ]
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept)
+        write_atomic(self.metrics_file, text)
+
+    def done(self) -> list[Row]:
+        return [row for row in self.rows() if row["event"] == "done"]
+
+    def promote(self, arm: str) -> None:
+        """Make the model of the arm's best finished seed the arm's model folder."""
+        done = [row for row in self.done() if row["arm"] == arm]
+        if not done:
+            return
+        best = min(done, key=lambda row: (row["valid_nll"], row["seed"]))
+        fresh = self.job_state(arm, best["seed"]) / "model"
+        if fresh.is_dir():
+            old = self.state / f"{arm}-old"
+            if self.model(arm).exists():
+                shutil.rmtree(old, ignore_errors=True)
+                self.model(arm).rename(old)
+            fresh.rename(self.model(arm))
+            sync_folder(self.path)
+            shutil.rmtree(old, ignore_errors=True)
+        for row in done:
+            shutil.rmtree(self.job_state(arm, row["seed"]), ignore_errors=True)
+
+    def clear_state(self) -> None:
+        """Remove what jobs in progress needed, at the end of a run."""
+        shutil.rmtree(self.state, ignore_errors=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this process alone; a killed process's hold ends with it."""
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise LMHeadError(
+                f"{self.path}: another process is working on this run", "wait for it or stop it"
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a file whole or not at all, through a neighbour that is synced and renamed."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+@contextmanager
+def fresh_folder(final: Path) -> Iterator[Path]:
+    """A temporary folder to fill, which then takes the place of `final`, its files synced.
+
+    A kill between the two renames leaves `final` missing and `final.old` whole;
+    `recover_folder` puts that right.
+    """
+    temporary, old = final.with_name(final.name + ".tmp"), final.with_name(final.name + ".old")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    yield temporary
+    for file in temporary.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
+    shutil.rmtree(old, ignore_errors=True)
+    if final.exists():
+        final.rename(old)
+    temporary.rename(final)
+    sync_folder(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def recover_folder(final: Path) -> bool:
+    """Whether `final` is there, after undoing a `fresh_folder` that was cut in two."""
+    old = final.with_name(final.name + ".old")
+    if not final.exists() and old.exists():
+        old.rename(final)
+    return final.exists()
+
+
+def sync_folder(path: Path) -> None:
+    if os.name == "posix":  # elsewhere folders cannot be opened
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

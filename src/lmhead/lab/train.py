@@ -1,0 +1,280 @@
+"""The training loop: one arm, one seed, the same batches for every arm of that seed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_cosine_schedule_with_warmup
+
+from lmhead.errors import LMHeadError
+from lmhead.lab.memory import PeakMemory
+from lmhead.lab.run import RunFolder, fresh_folder, recover_folder
+
+WARM_STEPS = 2  # not timed; the second is where memory is measured
+
+
+@dataclass(frozen=True)
+class Training:
+    """Settings of the loop, the same for every arm and seed.
+
+    Attributes:
+        steps: optimiser steps, more than two; each reads batch_size × seq_len tokens.
+        lr: peak learning rate; linear warm-up over `warmup` of the steps, then a cosine to 0.
+        weight_decay: on matrices, the tables included; not on norms and biases.
+        clip: largest global norm of the gradient.
+        device: "cpu", or "auto" for what accelerate finds.
+        precision: "fp32" or "bf16" (autocast).
+        log_every, valid_every: steps between two rows of training and validation loss;
+            checkpoints fall on the former, the latter is a multiple of it.
+        early_tokens: how many validation tokens the points on the way are measured on; the
+            last one is measured on all.
+        checkpoint_seconds: time between two checkpoints.
+        threads: of torch on a CPU; a resumed run needs the same for the same numbers.
+    """
+
+    steps: int
+    batch_size: int
+    seq_len: int
+    lr: float
+    warmup: float
+    weight_decay: float
+    clip: float
+    device: str
+    precision: str
+    log_every: int
+    valid_every: int
+    early_tokens: int
+    checkpoint_seconds: float
+    threads: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.seq_len
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a comparison stands, for a progress display: step of steps in job of jobs."""
+
+    job: int
+    jobs: int
+    arm: str
+    seed: int
+    steps: int
+    step: int
+    loss: float | None
+
+
+class Batches:
+    """Windows of the training stream: each epoch at a new offset and in a new order.
+
+    A batch is a function of the seed and the step alone, so that arms see the same ones and a
+    resumed job goes on with the right one.
+    """
+
+    def __init__(self, stream: Tensor, batch_size: int, seq_len: int, seed: int) -> None:
+        self.stream, self.batch_size, self.seq_len, self.seed = stream, batch_size, seq_len, seed
+        self.per_epoch = (len(stream) - 1) // seq_len // batch_size
+        self._epoch = -1
+        self._starts = torch.empty(0, dtype=torch.long)
+
+    def __call__(self, step: int) -> Tensor:
+        """Token ids [batch_size, seq_len + 1] of a step: inputs and, one to the right, targets."""
+        epoch, index = divmod(step, self.per_epoch)
+        if epoch != self._epoch:
+            rng = np.random.default_rng([self.seed, epoch])
+            windows = self.per_epoch * self.batch_size
+            slack = len(self.stream) - 1 - windows * self.seq_len
+            offset = int(rng.integers(slack + 1))
+            starts = torch.from_numpy(offset + self.seq_len * rng.permutation(windows))
+            self._starts = starts.to(self.stream.device)
+            self._epoch = epoch
+        starts = self._starts[index * self.batch_size : (index + 1) * self.batch_size]
+        return self.stream[starts[:, None] + torch.arange(self.seq_len + 1, device=starts.device)]
+
+
+def next_token_loss(model: Any, ids: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy in nats of ids[:, 1:] given what stands before; float32 over the logits."""
+    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+    return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction=reduction)
+
+
+@torch.no_grad()
+def evaluate(model: Any, stream: Tensor, batch_size: int, seq_len: int) -> float:
+    """Mean nats a token over a stream, every token but the first predicted once.
+
+    Windows do not overlap; a token sees what stands before it in its own window.
+    """
+    model.eval()
+    total = torch.zeros((), dtype=torch.float64)
+    whole = (len(stream) - 1) // seq_len
+    starts = torch.arange(whole, device=stream.device) * seq_len
+    reach = torch.arange(seq_len + 1, device=stream.device)
+    for first in range(0, whole, batch_size):
+        part = starts[first : first + batch_size]
+        total += next_token_loss(model, stream[part[:, None] + reach], "sum").double().cpu()
+    if len(stream) - 1 > whole * seq_len:
+        total += next_token_loss(model, stream[None, whole * seq_len :], "sum").double().cpu()
+    model.train()
+    return float(total) / (len(stream) - 1)
+
+
+def optimizer_for(model: PreTrainedModel, lr: float, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW with decay on matrices; a tied table is one parameter and stands in it once."""
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.95))
+
+
+class Progress:
+    """What a checkpoint holds beside model, optimiser, schedule and random states."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.seconds = 0.0
+        self.peak_bytes = 0
+
+    def state_dict(self) -> dict[str, float]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+def train_job(
+    run: RunFolder,
+    arm: str,
+    seed: int,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    train: Tensor,
+    valid: Tensor,
+    training: Training,
+    show: Callable[[int, float | None], None],
+) -> None:
+    """Train one arm with one seed to the end, from its last checkpoint where there is one.
+
+    Rows go to the run's metrics, the model to the job's state folder.
+
+    Args:
+        run: the run folder; rows of this job behind its checkpoint are dropped.
+        arm, seed: the job.
+        model: with its initial values; trained in place.
+        tokenizer: saved beside the model.
+        train, valid: token streams, int64 [tokens].
+        training: the settings.
+        show: called after every step with its number and, where it is known, the loss.
+
+    Raises:
+        LMHeadError: the loss is no longer finite.
+    """
+    t = training
+    AcceleratorState._reset_state(not torch.distributed.is_initialized())  # an earlier job's
+    accelerator = Accelerator(
+        cpu=t.device == "cpu", mixed_precision="bf16" if t.precision == "bf16" else "no"
+    )
+    train, valid = train.to(accelerator.device), valid.to(accelerator.device)
+    early = valid[: t.early_tokens + 1]
+    job = {"arm": arm, "seed": seed}
+    state = run.job_state(arm, seed)
+    state.mkdir(parents=True, exist_ok=True)
+
+    torch.manual_seed(seed)  # dropout: the same draws in every arm
+    optimizer = optimizer_for(model, t.lr, t.weight_decay)
+    schedule = get_cosine_schedule_with_warmup(optimizer, math.ceil(t.warmup * t.steps), t.steps)
+    model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
+    progress = Progress()
+    accelerator.register_for_checkpointing(progress)
+
+    def place() -> dict[str, Any]:
+        return {**job, "step": progress.step, "tokens": progress.step * t.tokens_per_step}
+
+    def check_finite(**values: float) -> None:
+        if not all(map(math.isfinite, values.values())):
+            found = ", ".join(f"{name.replace('_', ' ')} {v}" for name, v in values.items())
+            raise LMHeadError(
+                f"{arm}, seed {seed}: {found} at step {progress.step}, learning rate {t.lr:g}",
+                f"use a smaller rate, for example --lr {t.lr / 4:g}",
+            )
+
+    def validate(tokens: Tensor) -> float:
+        nll = evaluate(model, tokens, t.batch_size, t.seq_len)
+        check_finite(validation_loss=nll)
+        run.append({"event": "valid", **place(), "valid_nll": nll})
+        return nll
+
+    if recover_folder(state / "checkpoint"):
+        accelerator.load_state(str(state / "checkpoint"))
+        run.trim(arm, seed, progress.step)
+    else:
+        run.trim(arm, seed, -1)
+        validate(early)
+
+    batches = Batches(train, t.batch_size, t.seq_len, seed)
+    model.train()
+    saved, clock = time.monotonic(), time.perf_counter()
+    losses: list[Tensor] = []
+    while progress.step < t.steps:
+        measure = progress.step == WARM_STEPS - 1  # the first has no optimiser state yet
+        with PeakMemory(model, optimizer, active=measure) as memory:
+            loss = next_token_loss(model, batches(progress.step))
+            accelerator.backward(loss)
+            norm = accelerator.clip_grad_norm_(model.parameters(), t.clip)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        losses.append(loss.detach())
+        progress.step += 1
+        progress.peak_bytes = max(progress.peak_bytes, memory.peak)
+        if progress.step <= WARM_STEPS:
+            clock = time.perf_counter()  # counting bytes is slow
+        last = progress.step == t.steps
+        if progress.step % t.log_every and not last:
+            show(progress.step, None)
+            continue
+        mean = float(torch.stack(losses).mean())  # waits for the device
+        progress.seconds += time.perf_counter() - clock
+        losses.clear()
+        check_finite(loss=mean, gradient_norm=float(norm))
+        rate = schedule.get_last_lr()[0]
+        run.append(
+            {"event": "train", **place(), "loss": mean, "lr": rate, "grad_norm": float(norm)}
+        )
+        show(progress.step, mean)
+        if progress.step % t.valid_every == 0 and not last:
+            validate(early)
+        if time.monotonic() - saved >= t.checkpoint_seconds and not last:
+            run.sync()
+            with fresh_folder(state / "checkpoint") as folder:
+                accelerator.save_state(str(folder), safe_serialization=False)
+            saved = time.monotonic()
+        clock = time.perf_counter()
+
+    nll = validate(valid)
+    with fresh_folder(state / "model") as folder:
+        accelerator.unwrap_model(model).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    timed = (t.steps - WARM_STEPS) * t.tokens_per_step
+    run.append(
+        {
+            "event": "done",
+            **place(),
+            "valid_nll": nll,
+            "tokens_per_s": timed / progress.seconds,
+            "peak_bytes": progress.peak_bytes,
+        }
+    )
+    run.sync()

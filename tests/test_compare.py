@@ -1,0 +1,366 @@
+"""The main job: whole runs, stopped runs, refused runs, and what they leave behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lmhead.errors import LMHeadError
+from lmhead.lab import compare as lab
+from lmhead.lab.arms import ARMS
+from lmhead.lab.report import write_report
+from lmhead.lab.result import summarise
+from lmhead.lab.run import RunFolder
+
+SMALL = {
+    "model": "gpt2",  # has dropout: random states count
+    "overrides": ["hidden_size=16", "n_inner=32", "num_hidden_layers=1", "num_attention_heads=2"],
+    "batch_size": 4,
+    "seq_len": 16,
+    "tokens": 64 * 24,
+    "device": "cpu",
+}
+ARGUMENTS = [
+    "--model", "gpt2", "--set", "hidden_size=16", "--set", "n_inner=32",
+    "--set", "num_hidden_layers=1", "--set", "num_attention_heads=2",
+    "--batch-size", "4", "--seq-len", "16", "--tokens", "1.6k", "--cpu",
+]  # fmt: skip
+CLOCKS = ("tokens_per_s",)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    file = tmp_path_factory.mktemp("text") / "weather.txt"
+    lines = [f"今天天气真好，第{i}天，我们去第{i * 7 % 13}个公园。\n" for i in range(300)]
+    file.write_text("".join(lines), encoding="utf-8")
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def finished(text, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    moments = []
+    result = lab.compare([text], tokenizer="chars", seeds=2, out=out, show=moments.append, **SMALL)
+    return RunFolder(out), result, moments
+
+
+def numbers(run):
+    """All measurements but clocks, in an order of their own."""
+    rows = [{k: v for k, v in row.items() if k not in CLOCKS} for row in run.rows()]
+    return sorted(rows, key=lambda r: (r["arm"], r["seed"], r["event"], r["step"]))
+
+
+def weights(run, arm):
+    return AutoModelForCausalLM.from_pretrained(run.model(arm)).state_dict()
+
+
+def test_the_run_folder_is_whole(finished):
+    run, result, _ = finished
+    names = {path.name for path in run.path.iterdir()} - {".lock"}
+    assert names == {"config.toml", "metrics.jsonl", "report.html", "tokenizer", *ARMS}
+    config = run.config()
+    assert config["seeds"] == [0, 1]
+    assert config["versions"]["torch"] == torch.__version__
+    assert config["training"]["steps"] == 24
+    assert config["arms"]["tied"]["params"]["head"] == 0
+    assert result.finished
+    assert result == summarise(run.path)
+
+
+def test_progress_tells_every_step(finished):
+    _, _, moments = finished
+    steps = [m for m in moments if not isinstance(m, str)]
+    assert len(steps) == 24 * 2 * 3
+    assert {m.jobs for m in steps} == {6}
+    assert [m.job for m in steps[::24]] == list(range(6))
+
+
+def test_result_keys_are_the_fixed_ones(finished):
+    run, result, _ = finished
+    data = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    keys = {"schema_version", "run", "arms", "pairs", "verdict", "sentence"}
+    assert keys <= data.keys()
+    assert data["schema_version"] == 1
+    for arm in data["arms"].values():
+        assert {"params", "valid_nll", "tokens_per_s", "peak_bytes"} <= arm.keys()
+        assert arm["valid_nll"].keys() == {"0", "1"}
+        assert arm["tokens_per_s"] > 0
+    assert {"arm", "against", "difference", "low", "high", "n"} <= data["pairs"][0].keys()
+
+
+def test_models_open_with_transformers_and_give_the_told_loss(finished):
+    run, result, _ = finished
+    for arm in ARMS:
+        model = AutoModelForCausalLM.from_pretrained(run.model(arm)).eval()
+        tokenizer = AutoTokenizer.from_pretrained(run.model(arm))
+        tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        assert tied == (arm != "untied") == model.config.tie_word_embeddings
+        text = lab.load_corpus(run.config()["text"]["files"])
+        ids = torch.from_numpy(lab.encode(tokenizer, text.valid))
+        nll = lab.evaluate(model, ids, 4, 16)
+        best = min(result.arms[arm].valid_nll.values())
+        assert nll == pytest.approx(best, rel=1e-6)
+        assert sum(p.numel() for p in model.parameters()) == result.arms[arm].params["total"]
+
+
+def test_per_character_is_per_token_by_their_ratio(text, tmp_path):
+    out = tmp_path / "bpe"
+    result = lab.compare([text], tokenizer="bpe:300", seeds=1, arms=["tied"], out=out, **SMALL)
+    facts = RunFolder(out).config()["text"]
+    ratio = facts["valid_tokens"] / facts["valid_characters"]
+    assert ratio != 1
+    arm = result.arms["tied"]
+    assert arm.per_character == pytest.approx(arm.per_token * ratio)
+    assert result.verdict == "undecided"
+
+
+def test_arms_of_a_seed_see_the_same_batches(finished, monkeypatch, text, tmp_path):
+    seen = {}
+    original = lab.train_job
+
+    def spy(run, arm, seed, model, *rest):
+        seen[arm, seed] = {k: v.clone() for k, v in model.named_parameters()}
+        original(run, arm, seed, model, *rest)
+
+    monkeypatch.setattr(lab, "train_job", spy)
+    lab.compare([text], tokenizer="chars", seeds=2, out=tmp_path / "r", arms=ARMS[:2], **SMALL)
+    for seed in (0, 1):
+        for name, value in seen["tied", seed].items():
+            assert torch.equal(value, seen["untied", seed][name])
+    table = "transformer.wte.weight"
+    assert not torch.equal(seen["tied", 0][table], seen["tied", 1][table])
+
+
+class Stop(Exception):
+    """Stands for a power cut in the midst of a job."""
+
+
+@pytest.mark.parametrize("at", [1, 30, 47, 48, 81, 144])
+def test_a_stopped_run_ends_with_the_same_numbers(finished, monkeypatch, text, tmp_path, at):
+    whole, result, _ = finished
+    monkeypatch.setattr(lab, "CHECKPOINT_SECONDS", 0.0)
+    count = 0
+
+    def stop(moment):
+        nonlocal count
+        count += not isinstance(moment, str)
+        if count == at:
+            raise Stop
+
+    run = RunFolder(tmp_path / "cut")
+    with pytest.raises(Stop):
+        lab.compare([text], tokenizer="chars", seeds=2, out=run.path, show=stop, **SMALL)
+    with run.metrics_file.open("ab") as file:
+        file.write(b'{"event": "train", "arm": "ti')  # a line cut short
+    partly = summarise(run)
+    assert not partly.finished
+    assert f"lmhead compare --resume {run}" in partly.sentence
+    again = lab.resume(run.path)
+    assert numbers(run) == numbers(whole)
+    assert again.sentence == result.sentence
+    for arm in ARMS:
+        ours, theirs = weights(run, arm), weights(whole, arm)
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
+def test_kill_and_resume_of_the_program(finished, text, tmp_path, kind):
+    whole, _, _ = finished
+    out = tmp_path / "killed"
+    start = (
+        "import lmhead.lab.compare as c; c.CHECKPOINT_SECONDS = 0.0; from lmhead.cli import main; "
+        f"main(['compare', {text!r}, '--tokenizer', 'chars', '--seeds', '2', '--out', {str(out)!r}, "
+        f"*{ARGUMENTS!r}, '--tokens', '1536'])"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", start], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    metrics = out / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 40):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(kind)
+    _, errors = process.communicate(timeout=60)
+    if kind == signal.SIGINT:
+        assert process.returncode == 130
+        assert f"lmhead compare --resume {out}" in errors
+        assert "Traceback" not in errors
+    done = cli("compare", "--resume", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["finished"]
+    assert numbers(RunFolder(out)) == numbers(whole)
+
+
+def test_resume_of_a_finished_run_changes_nothing(finished):
+    run, result, _ = finished
+    before = run.metrics_file.read_bytes()
+    assert lab.resume(run.path) == result
+    assert run.metrics_file.read_bytes() == before
+
+
+def test_resume_refuses_a_changed_text(tmp_path):
+    file = tmp_path / "t.txt"
+    file.write_text("one two three\n" * 400)
+    lab.compare([str(file)], tokenizer="chars", seeds=1, arms=["tied"], out=tmp_path / "r", **SMALL)
+    file.write_text("one two four\n" * 400)
+    with pytest.raises(LMHeadError, match="the text has changed since the run began: sha256"):
+        lab.resume(tmp_path / "r")
+
+
+def test_two_processes_do_not_share_a_run(finished):
+    run, _, _ = finished
+    with run.locked(), pytest.raises(LMHeadError, match="another process is working on this run"):
+        lab.resume(run.path)
+
+
+def test_budget_plans_the_steps(text, tmp_path):
+    began = time.monotonic()
+    out = tmp_path / "r"
+    options = {**SMALL, "tokens": None}
+    lab.compare([text], tokenizer="chars", seeds=1, budget=15, out=out, **options)
+    steps = RunFolder(out).config()["training"]["steps"]
+    assert steps >= lab.LEAST_STEPS
+    assert time.monotonic() - began < 60
+    with pytest.raises(LMHeadError) as caught:
+        lab.compare([text], tokenizer="chars", seeds=500, budget=15, out=tmp_path / "s", **options)
+    assert "--budget is 15 s, 1500 trainings of 20 steps need" in str(caught.value)
+    assert not (tmp_path / "s").exists()
+
+
+def test_report_is_made_again_from_the_files(finished):
+    run, result, _ = finished
+    page = run.report_file.read_text("utf-8")
+    run.report_file.unlink()
+    code = (
+        "import sys, lmhead.lab.report as r; r.write_report(sys.argv[1]); "
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(run.path)], check=True)
+    assert run.report_file.read_text("utf-8") == page
+    assert result.sentence.split(":")[0] in page
+    assert page.count("<svg") == 4
+    for outside in ("http://", "https://", "src=", "@import", "url("):
+        assert outside not in page, "self-contained"
+
+
+def test_report_escapes_names(finished, tmp_path):
+    import shutil
+
+    run, _, _ = finished
+    copy = RunFolder(tmp_path / "<script>alert(1)<")
+    shutil.copytree(run.path, copy.path)
+    write_report(copy)
+    assert "<script>" not in copy.report_file.read_text("utf-8")
+
+
+def cli(*arguments):
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "COLUMNS": "100"}
+    return subprocess.run(
+        [sys.executable, "-m", "lmhead", *arguments],
+        capture_output=True, text=True, timeout=180, env=environment, check=False,
+    )  # fmt: skip
+
+
+def test_command_prints_the_verdict_and_the_next_steps(text, tmp_path):
+    out = str(tmp_path / "run")
+    done = cli("compare", text, "--tokenizer", "chars", "--seeds", "2", "--out", out, *ARGUMENTS)
+    assert done.returncode == 0, done.stderr
+    again = cli("report", out)
+    assert again.stdout == done.stdout
+    for piece in ("nats/token", "tied − untied:", "95 % interval", "report.html", "One setting:"):
+        assert piece in done.stdout
+    assert "6/6 tied-wide, seed 1: 25 steps" in done.stderr
+    assert "Warning" not in done.stderr
+    data = json.loads(cli("report", out, "--json").stdout)
+    assert data == summarise(out).to_dict() | json.loads(json.dumps(data))
+    assert data["verdict"] in done.stdout or data["sentence"][:20] in done.stdout
+
+
+BAD = [
+    (["nowhere.txt"], 2, "nowhere.txt: no such file"),
+    (["{latin}"], 3, "latin.txt: not UTF-8: byte 0xf6 at offset 3"),
+    (["{short}"], 2, "the text is too short to split"),
+    (["{same}", "--tokenizer", "chars"], 2, "a vocabulary of one"),
+    (["--set", "hidden_size=100", "--set", "num_attention_heads=3"], 2, "100"),
+    (["--set", "head_dim=7"], 2, "cannot run"),
+    (["--model", "nothing"], 2, "--model nothing: no causal model type"),
+    (["--arms", "best"], 2, "no arm 'best'"),
+    (["--tokenizer", "bpe:1"], 2, "'1' is no number above 257"),
+    (["--seeds", "0"], 2, "--seeds is 0"),
+    (["--lr", "-1"], 2, "--lr is -1.0"),
+    (["--budget", "soon"], 2, "'soon' is no duration"),
+    (["--budget", "1s"], 2, "--budget is 1 s"),
+    (["--tokens", "10"], 2, "--tokens 10 makes 0 steps of 1,024 tokens"),
+    (["--corpus", "klingon"], 2, "'klingon' is not one of"),
+    (["--resume", "nowhere"], 2, "nowhere: no such run folder"),
+    (["--resume", "{empty}"], 3, "no config.toml: not a run folder"),
+    (["--resume", "x", "--seeds", "3"], 2, "--resume takes its settings from the run"),
+    (["--out", "{taken}"], 2, "exists"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "message"), BAD, ids=lambda v: str(v)[:40])
+def test_bad_input_is_one_line_and_writes_nothing(tmp_path, capsys, arguments, code, message):
+    from lmhead.cli import main
+
+    (tmp_path / "latin.txt").write_bytes("schön".encode("latin-1"))
+    (tmp_path / "short.txt").write_text("a few words\n")
+    (tmp_path / "same.txt").write_text("a" * 5000)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").write_text("mine")
+    names = {p.stem: str(p) for p in tmp_path.iterdir()}
+    given = [argument.format(**names) for argument in arguments]
+    out = tmp_path / "out"
+    if "--out" not in given and "--resume" not in given:
+        given += ["--out", str(out)]
+    with pytest.raises(SystemExit) as stopped:
+        main(["compare", *given])
+    errors = capsys.readouterr().err
+    assert stopped.value.code == code, errors
+    assert message in errors
+    assert "Traceback" not in errors
+    assert not out.exists()
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "latin.txt", "short.txt", "same.txt", "empty", "taken",
+    }  # fmt: skip
+    assert not any((tmp_path / "empty").iterdir())
+    assert [p.name for p in (tmp_path / "taken").iterdir()] == ["file"]
+
+
+def test_run_folder_that_exists_points_to_resume(finished):
+    run, _, _ = finished
+    with pytest.raises(LMHeadError) as caught:
+        lab.compare(out=run.path)
+    assert f"lmhead compare --resume {run.path}" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.toml", "= broken", "cannot be read"),
+        ("config.toml", "schema_version = 99", "schema_version is 99, expected 1"),
+        ("metrics.jsonl", "nonsense\n", "metrics.jsonl:1: not a metrics row"),
+        ("metrics.jsonl", "[]\n", "metrics.jsonl:1: not a metrics row"),
+    ],
+)
+def test_broken_run_folders(finished, tmp_path, name, content, message):
+    import shutil
+
+    run, _, _ = finished
+    copy = tmp_path / "copy"
+    shutil.copytree(run.path, copy)
+    Path(copy, name).write_text(content)
+    done = cli("report", str(copy))
+    assert done.returncode == 3
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,89 @@
+"""Intervals and verdicts."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from lmhead.lab.stats import all_pairs, decide, paired
+
+LOSSES = st.lists(st.floats(0.1, 10), min_size=2, max_size=8)
+
+
+@given(LOSSES, st.randoms())
+def test_interval_is_the_paired_t_interval(values, random):
+    other = [v + random.uniform(-1, 1) for v in values]
+    pair = paired("a", "b", {"a": dict(enumerate(values)), "b": dict(enumerate(other))})
+    differences = [x - y for x, y in zip(values, other, strict=True)]
+    n, mean = len(differences), math.fsum(differences) / len(differences)
+    deviation = math.sqrt(sum((d - mean) ** 2 for d in differences) / (n - 1))
+    half = stats.t.ppf(0.975, n - 1) * deviation / math.sqrt(n)
+    assert pair.difference == pytest.approx(mean)
+    assert pair.low == pytest.approx(mean - half, rel=1e-6, abs=1e-9)
+    assert pair.high == pytest.approx(mean + half, rel=1e-6, abs=1e-9)
+
+
+def test_pairs_use_common_seeds_only():
+    pair = paired("a", "b", {"a": {0: 1.0, 1: 2.0, 2: 3.0}, "b": {1: 1.5, 2: 2.0, 5: 9.0}})
+    assert pair.n == 2
+    assert pair.by_seed == {1: 0.5, 2: 1.0}
+    assert paired("a", "b", {"a": {0: 1.0}, "b": {1: 1.0}}) is None
+
+
+def test_no_spread_and_one_seed():
+    same = paired("a", "b", {"a": {0: 2.0, 1: 3.0}, "b": {0: 1.0, 1: 2.0}})
+    assert (same.low, same.high, same.outcome) == (1.0, 1.0, "worse")
+    single = paired("a", "b", {"a": {0: 2.0}, "b": {0: 1.0}})
+    assert (single.low, single.outcome) == (None, "unknown")
+
+
+def runs(tied, wide=None):
+    """Three seeds around the given differences to an untied arm at 4.0."""
+    noise = (-0.001, 0.0, 0.0012)
+    nll = {"untied": dict.fromkeys(range(3), 4.0)}
+    for name, shift in (("tied", tied), ("tied-wide", wide)):
+        if shift is not None:
+            nll[name] = {seed: 4.0 + shift + e for seed, e in enumerate(noise)}
+    return all_pairs(nll)
+
+
+@pytest.mark.parametrize(
+    ("tied", "wide", "verdict", "start"),
+    [
+        (-0.1, None, "tie", "Tie: tied ends 0.0999 nats a token below untied"),
+        (-0.1, -0.3, "tie", "Tie: tied ends"),
+        (0.0, None, "no-difference", "No measurable difference: "),
+        (0.0, -0.2, "tie-wide", "Tie, and spend the 1,000 saved parameters on the body"),
+        (0.1, None, "do-not-tie", "Do not tie: tied ends 0.1001 nats a token above untied"),
+        (0.1, 0.0, "do-not-tie", "Do not tie"),
+        (0.1, 0.2, "do-not-tie", "Do not tie"),
+        (0.1, -0.2, "tie-wide", "Tie, and spend"),
+        (None, -0.2, "tie-wide", "Tie, and spend"),
+        (None, 0.2, "do-not-tie", "Do not tie: at untied's size tied-wide"),
+        (None, 0.0, "no-difference", "No measurable difference: at untied's size"),
+    ],
+)
+def test_verdicts(tied, wide, verdict, start):
+    got, sentence = decide(runs(tied, wide), saved=1000)
+    assert got == verdict
+    assert sentence.startswith(start)
+    assert sentence.endswith(".")
+    if verdict in ("tie", "no-difference") and tied is not None:
+        assert "1,000 parameters" in sentence
+    if wide is not None:
+        assert "tied-wide" in sentence
+
+
+def test_gain_of_widening_is_told():
+    _, sentence = decide(runs(-0.1, -0.3), saved=1000)
+    assert "spent on the body they gain more: tied-wide ends 0.2000 nats a token below" in sentence
+
+
+def test_undecided():
+    assert decide([], 1)[0] == "undecided"
+    pairs = all_pairs({"tied": {0: 1.0}, "untied": {0: 2.0}})
+    verdict, sentence = decide(pairs, 1)
+    assert verdict == "undecided"
+    assert "--seeds 3" in sentence
