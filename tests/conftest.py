@@ -1,4 +1,4 @@
-"""One thread: processes that each spin on every core slow each other down tenfold.
+"""One thread: processes that each spin on every core slow each other down tenfold."""
 
 import os
 from pathlib import Path

@@ -263,7 +263,7 @@ def test_report_escapes_names(finished, tmp_path):
 
 
 def cli(*arguments):
-    environment = {**os.environ, "OMP_NUM_THREADS": "2", "COLUMNS": "100"}
+    environment = {**os.environ, "COLUMNS": "100"}
     return subprocess.run(
         [sys.executable, "-m", "lmhead", *arguments],
         capture_output=True, text=True, timeout=180, env=environment, check=False,
@@ -291,7 +291,7 @@ BAD = [
     (["{short}"], 2, "the text is too short to split"),
     (["{same}", "--tokenizer", "chars"], 2, "a vocabulary of one"),
     (["--set", "hidden_size=100", "--set", "num_attention_heads=3"], 2, "100"),
-    (["--set", "head_dim=7"], 2, "cannot run"),
+    (["--set", "num_key_value_heads=3"], 2, "the tied model cannot run: "),
     (["--model", "nothing"], 2, "--model nothing: no causal model type"),
     (["--arms", "best"], 2, "no arm 'best'"),
     (["--tokenizer", "bpe:1"], 2, "'1' is no number above 257"),

@@ -71,7 +71,8 @@ def _run(argv: list[str], debug: bool) -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort) as error:
-        click.echo(f"interrupted{f': {error}' if str(error) else ''}", err=True)
+        hint = str(error.__cause__ or error)  # click turns the interrupt into an Abort
+        click.echo(f"interrupted{f': {hint}' if hint else ''}", err=True)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader is gone: `lmhead … | head`

@@ -152,6 +152,13 @@ def compare(
         checkpoint_seconds=CHECKPOINT_SECONDS,
         threads=torch.get_num_threads(),
     )
+    if tokens is not None and tokens < LEAST_STEPS * training.tokens_per_step:
+        least = LEAST_STEPS * training.tokens_per_step
+        raise LMHeadError(
+            f"--tokens {tokens:,} makes {tokens // training.tokens_per_step} steps of "
+            f"{training.tokens_per_step:,} tokens, at least {LEAST_STEPS} are needed",
+            f"use --tokens {least} or more",
+        )
     speed = {arm.name: _trial(arm, base, data, training) for arm in planned}
     if budget is None and tokens is None:
         budget = DEFAULT_BUDGET
@@ -362,14 +369,7 @@ def _plan_steps(
     """Steps of each training, so that all of them end within the budget."""
     limits = []
     if tokens is not None:
-        steps = tokens // training.tokens_per_step
-        if steps < LEAST_STEPS:
-            raise LMHeadError(
-                f"--tokens {tokens:,} makes {steps} steps of {training.tokens_per_step:,} tokens, "
-                f"at least {LEAST_STEPS} are needed",
-                f"use --tokens {LEAST_STEPS * training.tokens_per_step} or more",
-            )
-        limits.append(steps)
+        limits.append(tokens // training.tokens_per_step)
     if budget is not None:
         spent = time.monotonic() - began
         early, full = min(EARLY_VALID, len(data.valid)), len(data.valid)

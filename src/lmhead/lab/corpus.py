@@ -58,7 +58,7 @@ def load_corpus(texts: Sequence[str] = (), corpus: str | None = None) -> Corpus:
         paths = [path for text in texts for path in _expand(text)]
         paths = list(dict.fromkeys(paths))
         parts = [_read(path) for path in paths]
-        text = "".join(part if part.endswith("\n") else part + "\n" for part in parts if part)
+        text = "".join(p if p.endswith("\n") or p is parts[-1] else p + "\n" for p in parts)
         name = texts[0] if len(texts) == 1 else f"{texts[0]} and {len(texts) - 1} more"
         if not text.strip():
             raise LMHeadError(f"{name}: no text in {len(paths)} file(s)", "name other files")
