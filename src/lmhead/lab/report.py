@@ -36,12 +36,8 @@ def write_report(run: str | Path | RunFolder) -> Comparison:
         name=folder.path.resolve().name,
         result=result,
         pairs_chart=Markup(charts.differences(result.pairs)),
-        valid_chart=Markup(
-            charts.lines(curves(rows, "valid", "valid_nll", result.arms), "Validation loss", "nats")
-        ),
-        train_chart=Markup(
-            charts.lines(curves(rows, "train", "loss", result.arms), "Training loss", "nats")
-        ),
+        valid_chart=Markup(charts.lines(curves(rows, "valid", result.arms), "valid")),
+        train_chart=Markup(charts.lines(curves(rows, "train", result.arms), "train")),
         early_note=f"On the way over the first {early:,} of {valid:,} tokens, at the end over all."
         if early < valid
         else "",
@@ -52,14 +48,15 @@ def write_report(run: str | Path | RunFolder) -> Comparison:
     return result
 
 
-def curves(
-    rows: Sequence[Row], event: str, value: str, arms: Mapping[str, Any]
-) -> list[charts.Curve]:
+LOSS = {"valid": "valid_nll", "train": "loss"}
+
+
+def curves(rows: Sequence[Row], event: str, arms: Mapping[str, Any]) -> list[charts.Curve]:
     """A curve for each arm over the points that all of its seeds have reached."""
     points: dict[str, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
         if row["event"] == event:
-            points[row["arm"]][row["tokens"]][row["seed"]] = row[value]
+            points[row["arm"]][row["tokens"]][row["seed"]] = row[LOSS[event]]
     found = []
     for arm in arms:
         seeds = {seed for values in points[arm].values() for seed in values}

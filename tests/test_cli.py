@@ -1,0 +1,88 @@
+"""The command line as a whole: help, lazy imports, errors, exit codes."""
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+import lmhead
+from lmhead import cli
+from lmhead.errors import LMHeadError
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "lmhead", *arguments],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["params", "gpt2"], ["params", "--list"]]
+)
+def test_answers_without_torch_and_transformers(arguments):
+    code = (
+        "import sys\nfrom lmhead.cli import main\ntry: main(sys.argv[1:])\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'scipy', 'accelerate'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help_with_an_example(name):
+    shown = CliRunner().invoke(cli.cli, [name, "--help"])
+    assert shown.exit_code == 0
+    assert "Example" in shown.output
+    assert f"lmhead {name}" in shown.output.split("Example")[1]
+    assert "--json" in shown.output
+    assert name in CliRunner().invoke(cli.cli, ["--help"]).output
+
+
+def test_version():
+    assert run("--version").stdout == f"lmhead {lmhead.__version__}\n"
+
+
+def test_unknown_command():
+    done = run("tei")
+    assert done.returncode == 2
+    assert "No such command" in done.stderr
+
+
+class Broken(Exception):
+    pass
+
+
+def test_errors_have_codes_and_no_traceback(monkeypatch, capsys):
+    def fail(error):
+        def invoke(*_, **__):
+            raise error
+
+        monkeypatch.setattr(cli.cli, "main", invoke)
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["params"])
+        return stopped.value.code, capsys.readouterr().err
+
+    assert fail(LMHeadError("what, where", "next")) == (2, "error: what, where\n  next\n")
+    assert fail(lmhead.SourceError("gone")) == (3, "error: gone\n")
+    code, text = fail(Broken("odd"))
+    assert code == 70
+    assert "internal error: Broken: odd" in text
+    assert "--debug" in text
+    with pytest.raises(Broken):
+        cli.main(["--debug", "params"])
+    assert fail(KeyboardInterrupt())[0] == 130
+
+
+def test_public_names_are_all_there():
+    for name in lmhead.__all__:
+        assert getattr(lmhead, name).__doc__, name
+    assert set(lmhead.__all__) <= set(dir(lmhead))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        lmhead.nothing  # noqa: B018
