@@ -83,7 +83,7 @@ def test_progress_tells_every_step(finished):
 
 
 def test_result_keys_are_the_fixed_ones(finished):
-    run, result, _ = finished
+    _, result, _ = finished
     data = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     keys = {"schema_version", "run", "arms", "pairs", "verdict", "sentence"}
     assert keys <= data.keys()
@@ -176,8 +176,8 @@ def test_kill_and_resume_of_the_program(finished, text, tmp_path, kind):
     out = tmp_path / "killed"
     start = (
         "import lmhead.lab.compare as c; c.CHECKPOINT_SECONDS = 0.0; from lmhead.cli import main; "
-        f"main(['compare', {text!r}, '--tokenizer', 'chars', '--seeds', '2', '--out', {str(out)!r}, "
-        f"*{ARGUMENTS!r}, '--tokens', '1536'])"
+        f"main(['compare', {text!r}, '--tokenizer', 'chars', '--seeds', '2', "
+        f"'--out', {str(out)!r}, *{ARGUMENTS!r}, '--tokens', '1536'])"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", start], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -28,8 +28,11 @@ from transformers import (
 from lmhead.cli import main
 from lmhead.cli.predict import show
 from lmhead.errors import LMHeadError, SourceError
-from lmhead.models import choose_arm, default_model, open_source
-from lmhead.predict import NextToken, predict_next, token_text
+from lmhead.gguf_file import default_model
+from lmhead.models import open_source
+from lmhead.predict import NextToken, predict_next
+from lmhead.prompt import token_text
+from lmhead.runs import choose_arm
 
 CHARS = "今天气真好abcdefgh 。\n"
 ROWS = 32  # more than the tokenizer has: the rest is padding

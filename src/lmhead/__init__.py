@@ -11,27 +11,29 @@ from typing import TYPE_CHECKING, Any
 from lmhead.errors import LMHeadError, SourceError
 
 if TYPE_CHECKING:
-    from lmhead.ends import Embed, Explanation, Head, HeadTransform, TopK, tied_init_std
+    from lmhead.ends import Embed, Head
     from lmhead.lab.compare import compare
     from lmhead.params import count_params
     from lmhead.predict import predict_next
+    from lmhead.reference import Explanation, TopK
+    from lmhead.transform import HeadTransform, tied_init_std
     from lmhead.tying import assert_tied, find_ties, tie, untie
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Embed": "ends",
-    "Explanation": "ends",
+    "Explanation": "reference",
     "Head": "ends",
-    "HeadTransform": "ends",
-    "TopK": "ends",
+    "HeadTransform": "transform",
+    "TopK": "reference",
     "assert_tied": "tying",
     "compare": "lab.compare",
     "count_params": "params",
     "find_ties": "tying",
     "predict_next": "predict",
     "tie": "tying",
-    "tied_init_std": "ends",
+    "tied_init_std": "transform",
     "untie": "tying",
 }
 

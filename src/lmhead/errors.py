@@ -26,3 +26,17 @@ class SourceError(LMHeadError):
     """A file, folder or model that cannot be read, or is of a kind not supported."""
 
     exit_code = 3
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that says something, cut to a readable length."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return short(" ".join(lines[:2]) if lines[0].endswith(":") else lines[0], 300)
+
+
+def short(text: str, most: int = 80) -> str:
+    """Text fit for one line of a terminal: cut, and without control characters."""
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= most else text[: most - 1] + "…"

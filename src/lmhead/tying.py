@@ -18,8 +18,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from lmhead.ends import Embed, Head, difference
+from lmhead.ends import Embed, Head
 from lmhead.errors import LMHeadError
+from lmhead.reference import difference
 
 
 @dataclass(frozen=True)

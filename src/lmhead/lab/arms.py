@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from lmhead.errors import LMHeadError, SourceError
+from lmhead.errors import LMHeadError, SourceError, first_line
 from lmhead.tying import assert_tied
 
 ARMS = ("tied", "untied", "tied-wide")
@@ -180,11 +180,6 @@ def _override(config: PretrainedConfig, item: str) -> PretrainedConfig:
         return _rebuild(config, {name: value})
     except Exception as error:  # config classes validate in many ways
         raise LMHeadError(f"--set {item}: {first_line(error)}") from error
-
-
-def first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
 
 
 def plan_arms(config: PretrainedConfig, names: Sequence[str]) -> tuple[Arm, ...]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from lmhead.errors import LMHeadError
+from lmhead.errors import LMHeadError, first_line
 from lmhead.lab.arms import (
     ARMS,
     Arm,
@@ -28,7 +28,6 @@ from lmhead.lab.arms import (
     build,
     count,
     draw,
-    first_line,
     plan_arms,
     portable,
     with_tie,

@@ -1,0 +1,233 @@
+"""The plain computations over a table [V, d]: cross-entropy in blocks, top-k, a logit taken apart.
+
+These functions stand behind `Head.loss`, `Head.topk` and `Head.explain`, which describe arguments,
+results and errors. Each takes the whole table and bias; rows from `transform.valid_rows` on never
+score. `difference` compares two tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from lmhead.errors import LMHeadError
+from lmhead.transform import HeadTransform
+
+BLOCK = 1 << 23  # logits that a loss or a top-k holds at once: 32 MiB in float32
+
+
+@dataclass(frozen=True, eq=False)
+class TopK:
+    """The k best tokens: `ids` (int64) and `logits`, both [..., k], best first."""
+
+    ids: Tensor
+    logits: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Logits split into length and direction.
+
+    `logits = transform.cap(transform.logit_scale * (hidden_norm * row_norm * cosine + bias))`, and
+    -inf for the padded rows. `ids`, `logits`, `row_norm` ‖W_i‖, `cosine` and `bias` (zero for a
+    head without one) are [..., k]; `hidden_norm`, of hidden_scale · h, is [..., 1].
+    """
+
+    ids: Tensor
+    logits: Tensor
+    hidden_norm: Tensor
+    row_norm: Tensor
+    cosine: Tensor
+    bias: Tensor
+    transform: HeadTransform
+
+
+def cross_entropy(
+    hidden: Tensor,
+    targets: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    transform: HeadTransform,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:
+    """Cross-entropy in nats, a block of tokens at a time; see `Head.loss`."""
+    check_hidden(hidden, weight)
+    if reduction not in ("mean", "sum", "none"):
+        raise LMHeadError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
+    if targets.shape != hidden.shape[:-1]:
+        raise LMHeadError(
+            f"hidden states of shape {tuple(hidden.shape)} need targets of shape "
+            f"{tuple(hidden.shape[:-1])}, got {tuple(targets.shape)}"
+        )
+    _check_integer("targets", targets)
+    labels = targets.reshape(-1).long()
+    counts = labels != ignore_index
+    rows = len(weight)
+    weight, bias = _scored(weight, bias, transform)
+    check_ids("targets", labels.where(counts, 0), len(weight), rows)
+
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    step = max(1, BLOCK // len(weight))
+    if len(flat) <= step:
+        nll = _nll(flat, weight, bias, labels, transform, ignore_index)
+    else:
+        weight = wide(weight)
+        blocks = [
+            checkpoint(
+                *(_nll, h, weight, bias, t, transform, ignore_index),
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
+            for h, t in zip(torch.split(flat, step), torch.split(labels, step), strict=True)
+        ]
+        nll = torch.cat(blocks)
+    if reduction == "none":
+        return nll.reshape(targets.shape)
+    return nll.sum() if reduction == "sum" else nll.sum() / counts.sum().clamp(min=1)
+
+
+@torch.no_grad()
+def topk(
+    hidden: Tensor, k: int, weight: Tensor, bias: Tensor | None, transform: HeadTransform
+) -> TopK:
+    """The k best tokens by a stable sort of all logits, a block at a time; see `Head.topk`."""
+    check_hidden(hidden, weight)
+    weight, bias = _scored(weight, bias, transform)
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= len(weight):
+        raise LMHeadError(f"k must be an integer in 1 .. {len(weight)}, got {k!r}")
+    found = []
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    for h in torch.split(flat, max(1, BLOCK // len(weight))):
+        logits = transform.logits(wide(F.linear(h, weight)), bias)
+        best, ids = logits.sort(dim=-1, descending=True, stable=True)
+        found.append((best[:, :k].clone(), ids[:, :k].clone()))
+    shape = (*hidden.shape[:-1], k)
+    return TopK(
+        torch.cat([ids for _, ids in found]).reshape(shape),
+        torch.cat([best for best, _ in found]).reshape(shape),
+    )
+
+
+@torch.no_grad()
+def explain(
+    hidden: Tensor,
+    ids: Tensor | Sequence[int],
+    weight: Tensor,
+    bias: Tensor | None,
+    transform: HeadTransform,
+) -> Explanation:
+    """Logits split into ‖h‖ · ‖W_i‖ · cos θ, bias, scale and cap; see `Head.explain`."""
+    check_hidden(hidden, weight)
+    ids = torch.as_tensor(ids, device=hidden.device)
+    if ids.ndim == 0 or (ids.ndim > 1 and ids.shape[:-1] != hidden.shape[:-1]):
+        raise LMHeadError(
+            f"hidden states of shape {tuple(hidden.shape)} need ids of shape [k] or "
+            f"{[*hidden.shape[:-1], 'k']}, got {tuple(ids.shape)}"
+        )
+    _check_integer("ids", ids)
+    check_ids("ids", ids, len(weight), len(weight))
+    ids = ids.long().expand(*hidden.shape[:-1], ids.shape[-1])
+    exact = torch.float32 if hidden.device.type == "mps" else torch.float64
+    h = hidden.to(exact).unsqueeze(-2) * transform.hidden_scale
+    rows = weight[ids].to(exact)
+    h_norm = torch.linalg.vector_norm(h, dim=-1)
+    row_norm = torch.linalg.vector_norm(rows, dim=-1)
+    cosine = (_unit(h, h_norm) * _unit(rows, row_norm)).sum(-1)
+    own = torch.zeros_like(cosine) if bias is None else bias[ids].to(exact)
+    z = transform.logit_scale * (h_norm * row_norm * cosine + own)
+    padded = ids >= len(_scored(weight, bias, transform)[0])
+    logits = transform.cap(z).masked_fill(padded, -math.inf)
+    out = wide(hidden).dtype
+    return Explanation(
+        ids=ids,
+        logits=logits.to(out),
+        hidden_norm=h_norm.to(out),
+        row_norm=row_norm.to(out),
+        cosine=cosine.to(out),
+        bias=own.to(out),
+        transform=transform,
+    )
+
+
+def difference(a: Tensor, b: Tensor) -> tuple[int, float]:
+    """How many rows of two [V, d] tensors differ, and by how much at most (NaN equals NaN)."""
+    rows, largest = 0, torch.zeros((), dtype=torch.float64)
+    for x, y in zip(torch.split(a.detach(), 4096), torch.split(b.detach(), 4096), strict=True):
+        x, y = wide(x), wide(y.to(x.device))
+        same = (x == y) | (x.isnan() & y.isnan())
+        if not same.all():
+            rows += int((~same).any(dim=-1).sum())
+            apart = (x - y).abs().masked_fill(same, 0).max().to("cpu", torch.float64)
+            largest = torch.maximum(largest, apart)  # unlike max(), keeps a NaN
+    return rows, largest.item()
+
+
+def _scored(
+    weight: Tensor, bias: Tensor | None, transform: HeadTransform
+) -> tuple[Tensor, Tensor | None]:
+    """Weight and (float32) bias of the rows that are tokens."""
+    rows = transform.valid_rows
+    return weight if rows is None else weight[:rows], None if bias is None else wide(bias)[:rows]
+
+
+def _nll(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    transform: HeadTransform,
+    ignore_index: int,
+) -> Tensor:
+    logits = transform.logits(wide(F.linear(hidden, weight.to(hidden.dtype))), bias)
+    return F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="none")
+
+
+def wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _unit(x: Tensor, norm: Tensor) -> Tensor:
+    return x / norm.masked_fill(norm == 0, 1).unsqueeze(-1)
+
+
+def check_hidden(hidden: Tensor, weight: Tensor) -> None:
+    width, dtype, device = weight.shape[1], weight.dtype, hidden.device.type
+    if hidden.ndim == 0 or hidden.shape[-1] != width:
+        raise LMHeadError(
+            f"hidden states of shape {tuple(hidden.shape)} do not fit a head of width {width}"
+        )
+    if not hidden.is_floating_point():
+        raise LMHeadError(f"hidden states must be {dtype}, the head's dtype, got {hidden.dtype}")
+    if hidden.dtype != dtype and not (
+        torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    ):
+        raise LMHeadError(
+            f"hidden states are {hidden.dtype}, the head is {dtype}",
+            f"convert one, or compute under torch.autocast({device!r})",
+        )
+
+
+def _check_integer(name: str, ids: Tensor) -> None:
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise LMHeadError(f"{name} must be of an integer dtype, got {ids.dtype}")
+
+
+def check_ids(name: str, ids: Tensor, rows: int, table_rows: int) -> None:
+    """Raise for an id that is no row. It waits for the device; nothing is read under compile."""
+    if torch.compiler.is_compiling() or ids.is_meta or not ids.numel():
+        return
+    low, high = (int(end) for end in torch.aminmax(ids))
+    wrong = low if low < 0 else high
+    if 0 <= wrong < rows:
+        return
+    if rows <= wrong < table_rows:
+        raise LMHeadError(f"{name} hold {wrong}, a padded row: rows from {rows} on never score")
+    raise LMHeadError(f"{name} hold {wrong}, outside the rows 0 .. {rows - 1}")
