@@ -38,9 +38,9 @@ def main() -> None:
     base = planned[1].config
     training = train.Training(
         steps=options.steps,
-        batch_size=16,
+        batch_size=8,
         seq_len=64,
-        lr=5e-3,
+        lr=4e-3,
         warmup=0.05,
         weight_decay=0.1,
         clip=1.0,
@@ -76,7 +76,7 @@ def main() -> None:
     print(
         f"torch {version('torch')}, transformers {version('transformers')}, "
         f"accelerate {version('accelerate')}, {platform.machine()}, "
-        f"{torch.get_num_threads()} threads; {options.steps} steps of 16 × 64 tokens, "
+        f"{torch.get_num_threads()} threads; {options.steps} steps of 8 × 64 tokens, "
         f"{options.rounds} rounds"
     )
     print(f"{'arm':8} {'':10} {'bare':>10} {'ours':>10} {'ratio':>7}")

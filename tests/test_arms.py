@@ -74,6 +74,12 @@ def test_init_std_sets_both_tables(std):
     assert body.std().item() == pytest.approx(0.02, rel=0.02)
 
 
+@pytest.mark.parametrize(("width", "std"), [(96, 0.051), (768, 0.018)])
+def test_default_init_std(width, std):
+    config = base_config("gpt2", [f"hidden_size={width}"], V, 32)
+    assert arms.default_init_std(config) == std
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_config_survives_the_run_folder(model):
     """What config.toml holds builds the same architecture, nulls and all."""

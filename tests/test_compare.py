@@ -299,7 +299,7 @@ BAD = [
     (["--lr", "-1"], 2, "--lr is -1.0"),
     (["--budget", "soon"], 2, "'soon' is no duration"),
     (["--budget", "1s"], 2, "--budget is 1 s"),
-    (["--tokens", "10"], 2, "--tokens 10 makes 0 steps of 1,024 tokens"),
+    (["--tokens", "10"], 2, "--tokens 10 makes 0 steps of 512 tokens"),
     (["--corpus", "klingon"], 2, "'klingon' is not one of"),
     (["--resume", "nowhere"], 2, "nowhere: no such run folder"),
     (["--resume", "{empty}"], 3, "no config.toml: not a run folder"),

@@ -75,13 +75,14 @@ Examples:
     "--budget", type=Duration(), help="Time for everything, such as 90s, 2m, 1h.  [default: 2m]"
 )
 @click.option("--tokens", type=Amount(), help="Training tokens for each model, such as 10M.")
-@click.option("--lr", type=float, default=5e-3, show_default=True, help="Peak learning rate.")
-@click.option("--batch-size", type=int, default=16, show_default=True, help="Windows a step.")
+@click.option("--lr", type=float, default=4e-3, show_default=True, help="Peak learning rate.")
+@click.option("--batch-size", type=int, default=8, show_default=True, help="Windows a step.")
 @click.option("--seq-len", type=int, default=64, show_default=True, help="Tokens a window.")
 @click.option(
     "--init-std",
     type=float,
-    help="Standard deviation of the tables' initial values.  [default: the architecture's]",
+    help="Standard deviation of both tables' initial values.  [default: 0.5/√width; for a "
+    "config.json its own]",
 )
 @click.option("--weight-decay", type=float, default=0.1, show_default=True, help="Of matrices.")
 @click.option(

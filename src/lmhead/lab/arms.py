@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -182,6 +183,16 @@ def _override(config: PretrainedConfig, item: str) -> PretrainedConfig:
         raise LMHeadError(f"--set {item}: {first_line(error)}") from error
 
 
+def default_init_std(config: PretrainedConfig) -> float:
+    """The tables' initial scale for a model at the demo's size: 0.5/√d.
+
+    That is 0.05 at width 96 and 0.018 at GPT-2's 768, where the common 0.02 comes from; there
+    0.02 at width 96 costs both arms about 0.1 nats a token (docs/log.md).
+    """
+    width = config.get_text_config().hidden_size
+    return float(f"{0.5 / math.sqrt(width):.3g}")
+
+
 def plan_arms(config: PretrainedConfig, names: Sequence[str]) -> tuple[Arm, ...]:
     """The arms by name, each with its config and size, counted on the meta device.
 
@@ -299,7 +310,7 @@ def draw(base: dict[str, Any], seed: int, init_std: float | None) -> PreTrainedM
         base: the untied config, as `portable` gives it.
         seed: of the initial values.
         init_std: standard deviation of both tables' initial values; None keeps what the
-            architecture draws (0.02 in most).
+            architecture draws (`initializer_range` in most).
     """
     torch.manual_seed(seed)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(

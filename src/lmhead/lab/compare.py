@@ -27,6 +27,7 @@ from lmhead.lab.arms import (
     base_config,
     build,
     count,
+    default_init_std,
     draw,
     plan_arms,
     portable,
@@ -82,8 +83,8 @@ def compare(
     seeds: int = 3,
     budget: float | None = None,
     tokens: int | None = None,
-    lr: float = 5e-3,
-    batch_size: int = 16,
+    lr: float = 4e-3,
+    batch_size: int = 8,
     seq_len: int = 64,
     init_std: float | None = None,
     weight_decay: float = 0.1,
@@ -107,8 +108,8 @@ def compare(
             nor `tokens` is given.
         tokens: training tokens for each model; with `budget`, the smaller counts.
         lr, batch_size, seq_len, weight_decay: as usual; lr is the peak.
-        init_std: standard deviation of both tables' initial values in every arm; None: the
-            architecture's own.
+        init_std: standard deviation of both tables' initial values in every arm; None: 0.5/√d
+            for a model at the demo's size, the config's own for one from a file.
         precision: `fp32`, `bf16`, or `auto`: bf16 on a GPU that has it.
         device: `cpu`, or `auto` for what accelerate finds.
         out: the run folder to make; None: `runs/compare-DATE-TIME`.
@@ -133,6 +134,8 @@ def compare(
     data = _data(text, tok)
     _check_length(data, batch_size, seq_len)
     config = base_config(model, overrides, data.facts["vocab_size"], seq_len)
+    if init_std is None and not Path(model).exists():
+        init_std = default_init_std(config)
     planned = plan_arms(config, arms)
     base = portable(with_tie(config, False))
     training = Training(

@@ -119,10 +119,10 @@ def scope(config: Mapping[str, Any]) -> str:
     """On what the verdict stands: text, budget and setting, in a sentence."""
     training, text = config["training"], config["text"]
     tokens = training["steps"] * training["batch_size"] * training["seq_len"]
-    std = config.get("init_std")
+    std = config.get("init_std", config["base"].get("initializer_range"))
     return (
         f"One setting: {config['model']} on {text['name']}, {tokens:,} tokens a model "
         f"({tokens / text['train_tokens']:.1f} passes), learning rate {training['lr']:g}, "
-        f"tables' initial std {'as the architecture has it' if std is None else f'{std:g}'}. "
+        f"tables' initial std {'the architecture’s own' if std is None else f'{std:g}'}. "
         "Budget, rate and initial scale can turn the answer."
     )
