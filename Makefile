@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
+ifndef RUN
+RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
+endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: demo test test-all lint bench

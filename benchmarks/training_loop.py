@@ -18,11 +18,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from transformers.utils import logging
 
-from lmhead.lab import arms, train
+from lmhead.lab import arms, configs, train
 from lmhead.lab.corpus import load_corpus
-from lmhead.lab.run import RunFolder
 from lmhead.lab.tokens import encode, make_tokenizer, vocabulary_size
+from lmhead.runs import RunFolder
 
 
 def main() -> None:
@@ -30,10 +31,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
+    logging.disable_progress_bar()
     corpus = load_corpus(corpus="mandarin")
     tokenizer = make_tokenizer("chars", corpus.train)
     stream = torch.from_numpy(encode(tokenizer, corpus.train))
-    config = arms.base_config("llama", [], vocabulary_size(tokenizer), 64)
+    config = configs.base_config("llama", [], vocabulary_size(tokenizer), 64)
     planned = arms.plan_arms(config, ["tied", "untied"])
     base = planned[1].config
     training = train.Training(
@@ -66,7 +68,8 @@ def main() -> None:
     def ours(arm: arms.Arm) -> None:
         with tempfile.TemporaryDirectory() as folder:
             run = RunFolder(Path(folder) / "run")
-            run.create({"schema_version": 1})
+            with run.created({"schema_version": 1}):
+                pass
             model = arms.build(arm, arms.draw(base, 0, None))
             train.train_job(
                 run, arm.name, 0, model, tokenizer, stream, stream[:129], training,

@@ -8,7 +8,8 @@ from transformers import AutoModelForCausalLM
 
 from lmhead.errors import LMHeadError, SourceError
 from lmhead.lab import arms
-from lmhead.lab.arms import ARMS, Arm, base_config, build, draw, from_portable, plan_arms, portable
+from lmhead.lab.arms import ARMS, Arm, build, draw, plan_arms
+from lmhead.lab.configs import base_config, default_init_std, from_portable, portable
 
 MODELS = ("llama", "gpt2", "qwen3", "gemma3")
 V = 700
@@ -77,7 +78,7 @@ def test_init_std_sets_both_tables(std):
 @pytest.mark.parametrize(("width", "std"), [(96, 0.051), (768, 0.018)])
 def test_default_init_std(width, std):
     config = base_config("gpt2", [f"hidden_size={width}"], V, 32)
-    assert arms.default_init_std(config) == std
+    assert default_init_std(config) == std
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -153,5 +154,5 @@ def test_bad_arms(names):
 
 
 def test_tied_wide_that_cannot_match_says_so():
-    with pytest.raises(LMHeadError, match="tied-wide: no width brings the total"):
+    with pytest.raises(LMHeadError, match="tied-wide: nothing brings the total"):
         plan_arms(base_config("bloom", [], 3 * V, 32), ["tied-wide"])

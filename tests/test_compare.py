@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,10 +16,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lmhead.errors import LMHeadError
 from lmhead.lab import compare as lab
+from lmhead.lab import plan, tokens, train
 from lmhead.lab.arms import ARMS
 from lmhead.lab.report import write_report
 from lmhead.lab.result import summarise
-from lmhead.lab.run import RunFolder
+from lmhead.runs import RunFolder
 
 SMALL = {
     "model": "gpt2",  # has dropout: random states count
@@ -103,8 +106,8 @@ def test_models_open_with_transformers_and_give_the_told_loss(finished):
         tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
         assert tied == (arm != "untied") == model.config.tie_word_embeddings
         text = lab.load_corpus(run.config()["text"]["files"])
-        ids = torch.from_numpy(lab.encode(tokenizer, text.valid))
-        nll = lab.evaluate(model, ids, 4, 16)
+        ids = torch.from_numpy(tokens.encode(tokenizer, text.valid))
+        nll = train.evaluate(model, ids, 4, 16)
         best = min(result.arms[arm].valid_nll.values())
         assert nll == pytest.approx(best, rel=1e-6)
         assert sum(p.numel() for p in model.parameters()) == result.arms[arm].params["total"]
@@ -145,7 +148,8 @@ class Stop(Exception):
 @pytest.mark.parametrize("at", [1, 30, 47, 48, 81, 144])
 def test_a_stopped_run_ends_with_the_same_numbers(finished, monkeypatch, text, tmp_path, at):
     whole, result, _ = finished
-    monkeypatch.setattr(lab, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(plan, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(train, "CHECKPOINT_SHARE", 0)
     count = 0
 
     def stop(moment):
@@ -175,7 +179,8 @@ def test_kill_and_resume_of_the_program(finished, text, tmp_path, kind):
     whole, _, _ = finished
     out = tmp_path / "killed"
     start = (
-        "import lmhead.lab.compare as c; c.CHECKPOINT_SECONDS = 0.0; from lmhead.cli import main; "
+        "from lmhead.lab import plan, train; plan.CHECKPOINT_SECONDS = 0.0; "
+        "train.CHECKPOINT_SHARE = 0; from lmhead.cli import main; "
         f"main(['compare', {text!r}, '--tokenizer', 'chars', '--seeds', '2', "
         f"'--out', {str(out)!r}, *{ARGUMENTS!r}, '--tokens', '1536'])"
     )
@@ -198,6 +203,173 @@ def test_kill_and_resume_of_the_program(finished, text, tmp_path, kind):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["finished"]
     assert numbers(RunFolder(out)) == numbers(whole)
+
+
+TOUCHES = ((Path, "rename"), (Path, "replace"), (shutil, "rmtree"), (Path, "mkdir"))
+
+
+def cut_at(monkeypatch, number, out, text):
+    """Run until the given touch of the file system, counted from 0; False if it ended before."""
+    count = -1
+
+    def stopping(original):
+        def touch(*args, **kwargs):
+            nonlocal count
+            count += 1
+            if count == number:
+                raise Stop
+            return original(*args, **kwargs)
+
+        return touch
+
+    with monkeypatch.context() as patch:
+        for owner, name in TOUCHES:
+            patch.setattr(owner, name, stopping(getattr(owner, name)))
+        try:
+            if RunFolder(out).config_file.is_file():
+                lab.resume(out)
+            else:
+                lab.compare(
+                    [text], tokenizer="chars", seeds=2, out=out, arms=ARMS[:2],
+                    **{**SMALL, "tokens": 64 * 20},
+                )  # fmt: skip
+        except Stop:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("stride", [41, pytest.param(1, marks=pytest.mark.slow)])
+def test_cut_between_any_two_steps_on_the_disk(monkeypatch, text, tmp_path, stride):
+    """Whatever rename, removal or new folder is the last one, the run can be carried on."""
+    monkeypatch.setattr(plan, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(train, "CHECKPOINT_SHARE", 0)
+    assert not cut_at(monkeypatch, -1, tmp_path / "whole", text)
+    whole = RunFolder(tmp_path / "whole")
+    number = cuts = 0
+    while cut_at(monkeypatch, number, tmp_path / f"cut{number}", text):
+        run = RunFolder(tmp_path / f"cut{number}")
+        if number % 2:  # cut once more while it is carried on
+            cut_at(monkeypatch, number % 17, run.path, text)
+        assert not cut_at(monkeypatch, -1, run.path, text)
+        assert numbers(run) == numbers(whole), number
+        assert not run.state.exists()
+        for arm in ARMS[:2]:
+            ours, theirs = weights(run, arm), weights(whole, arm)
+            assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+        number += stride
+        cuts += 1
+    assert cuts > 3
+
+
+def test_full_disk_leaves_no_half_row(finished, monkeypatch, tmp_path):
+    """A write that the disk takes in part is taken back, and reported."""
+    run = RunFolder(tmp_path)
+    run.append({"event": "valid", "arm": "tied", "seed": 0, "step": 0, "valid_nll": 1.0})
+    before = run.metrics_file.read_bytes()
+    code = (
+        "import resource, signal, sys; from lmhead.runs import RunFolder\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({len(before) + 20},) * 2)\n"
+        "RunFolder(sys.argv[1]).append({'event': 'valid', 'text': 'x' * 100})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert "No space left" in done.stderr
+    assert run.metrics_file.read_bytes() == before
+
+
+def test_resume_from_another_folder_and_with_odd_names(tmp_path, monkeypatch, capsys):
+    """Brackets are no markup, spaces are quoted, paths do not depend on the working folder."""
+    from lmhead.cli import main
+
+    odd = tmp_path / "q [bold] :smile:"
+    (odd / "[").mkdir(parents=True)
+    (odd / "[" / "b].txt").write_text("eins zwei drei vier\n" * 300)
+    monkeypatch.chdir(odd)
+    with pytest.raises(SystemExit) as stopped:
+        main(
+            [
+                "compare",
+                "[/b].txt",
+                "--tokenizer",
+                "chars",
+                "--seeds",
+                "1",
+                "--out",
+                "r",
+                *ARGUMENTS,
+            ]
+        )
+    assert stopped.value.code == 0
+    shown = capsys.readouterr()
+    assert "[/b].txt" in shown.out
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        main(["compare", "--resume", str(odd / "r")])
+    assert stopped.value.code == 0
+    assert f"lmhead predict '{odd / 'r'}' TEXT" in capsys.readouterr().out
+
+
+def test_report_of_a_run_that_has_just_begun(finished, tmp_path):
+    run, _, _ = finished
+    copy = RunFolder(tmp_path / "young")
+    shutil.copytree(run.path, copy.path)
+    rows = run.metrics_file.read_bytes().splitlines(keepends=True)
+    for count in (0, 1, 2, len(rows) // 2 + 2):
+        copy.metrics_file.write_bytes(b"".join(rows[:count]))
+        result = write_report(copy)
+        assert not result.finished
+        assert "Not finished" in copy.report_file.read_text("utf-8")
+
+
+def test_bidirectional_models_are_refused(text, tmp_path):
+    """BERT as a causal model becomes a decoder; one that still looks ahead is refused."""
+    config = lab.base_config("bert", [], 50, 16)
+    assert config.is_decoder
+    options = {**SMALL, "model": "bert", "overrides": ["num_hidden_layers=1"]}
+    lab.compare([text], tokenizer="chars", seeds=1, arms=["tied"], out=tmp_path / "a", **options)
+    options["overrides"] = ["num_hidden_layers=1", "is_decoder=false"]
+    with pytest.raises(LMHeadError, match="not causal: a token's logits move by"):
+        lab.compare(
+            [text], tokenizer="chars", seeds=1, arms=["tied"], out=tmp_path / "b", **options
+        )
+    assert not (tmp_path / "b").exists()
+
+
+def test_several_processes_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(lab, "PartialState", lambda: SimpleNamespace(num_processes=2))
+    with pytest.raises(LMHeadError, match="started in 2 processes; a comparison runs in one"):
+        lab.compare(out=tmp_path / "r")
+
+
+def test_interrupt_before_the_run_exists_names_no_run(monkeypatch, capsys, tmp_path):
+    from lmhead.cli import main
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lab, "load_corpus", interrupt)
+    with pytest.raises(SystemExit) as stopped:
+        main(["compare", "--out", str(tmp_path / "r")])
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err.strip().endswith("interrupted")
+
+
+def test_resume_tells_other_versions_and_refuses_another_device(finished, tmp_path):
+    run, _, _ = finished
+    copy = RunFolder(tmp_path / "copy")
+    shutil.copytree(run.path, copy.path)
+    settings = copy.config_file.read_text("utf-8")
+    copy.config_file.write_text(settings.replace(f'torch = "{torch.__version__}"', 'torch = "1.0"'))
+    notes = []
+    lab.resume(copy.path, show=notes.append)
+    assert f"torch was 1.0 when the run began, is {torch.__version__} now" in notes
+    copy.config_file.write_text(
+        settings.replace('device = "cpu"\nprecision', 'device = "cuda"\nprecision')
+    )
+    with pytest.raises(LMHeadError, match="the run is on cuda, this machine has cpu"):
+        lab.resume(copy.path)
 
 
 def test_resume_of_a_finished_run_changes_nothing(finished):
@@ -228,11 +400,11 @@ def test_budget_plans_the_steps(text, tmp_path):
     options = {**SMALL, "tokens": None}
     lab.compare([text], tokenizer="chars", seeds=1, budget=15, out=out, **options)
     steps = RunFolder(out).config()["training"]["steps"]
-    assert steps >= lab.LEAST_STEPS
+    assert steps >= plan.LEAST_STEPS
     assert time.monotonic() - began < 60
     with pytest.raises(LMHeadError) as caught:
         lab.compare([text], tokenizer="chars", seeds=500, budget=15, out=tmp_path / "s", **options)
-    assert "--budget is 15 s, 1500 trainings of 20 steps need" in str(caught.value)
+    assert "1500 trainings of 20 steps need" in str(caught.value)
     assert not (tmp_path / "s").exists()
 
 
@@ -253,8 +425,6 @@ def test_report_is_made_again_from_the_files(finished):
 
 
 def test_report_escapes_names(finished, tmp_path):
-    import shutil
-
     run, _, _ = finished
     copy = RunFolder(tmp_path / "<script>alert(1)<")
     shutil.copytree(run.path, copy.path)
@@ -285,7 +455,26 @@ def test_command_prints_the_verdict_and_the_next_steps(text, tmp_path):
     assert data["verdict"] in done.stdout or data["sentence"][:20] in done.stdout
 
 
+LONG = "今天天气真好" * 60
 BAD = [
+    ([LONG], 2, "no such file"),
+    (["--model", LONG], 2, "no causal model type"),
+    (["--tokenizer", LONG], 2, "no tokenizer.json there"),
+    (["/dev/zero"], 2, "no such file"),
+    (["--resume", ""], 2, "--resume is empty"),
+    (["--out", ""], 2, "--out is empty"),
+    (["--out", "{short}/run"], 2, "is no folder"),
+    (["--weight-decay", "nan"], 2, "--weight-decay is nan"),
+    (["--weight-decay", "-1"], 2, "--weight-decay is -1.0"),
+    (["--init-std", "1e30"], 2, "--init-std"),
+    (["--set", "hidden_size.x=3"], 2, "nothing nested at hidden_size"),
+    (["--set", "rope_parameters.rope_theta.x=3"], 2, "nothing nested at"),
+    (["--set", "model_type=gpt2"], 2, "--model names the architecture"),
+    (["--set", "intermediate_size=10000000000"], 2, "can"),
+    (["--model", "xlnet"], 2, "--model xlnet"),
+    (["--tokenizer", "bpe:" + "9" * 30], 2, "is no number above 257"),
+    (["--resume", "x", "--set", "a=b"], 2, "drop --set"),
+    (["--resume", "x", "text"], 2, "drop TEXT"),
     (["nowhere.txt"], 2, "nowhere.txt: no such file"),
     (["{latin}"], 3, "latin.txt: not UTF-8: byte 0xf6 at offset 3"),
     (["{short}"], 2, "the text is too short to split"),
@@ -298,12 +487,11 @@ BAD = [
     (["--seeds", "0"], 2, "--seeds is 0"),
     (["--lr", "-1"], 2, "--lr is -1.0"),
     (["--budget", "soon"], 2, "'soon' is no duration"),
-    (["--budget", "1s"], 2, "--budget is 1 s"),
+    (["--budget", "1s"], 2, "s for training; 9 trainings of 20 steps need"),
     (["--tokens", "10"], 2, "--tokens 10 makes 0 steps of 512 tokens"),
     (["--corpus", "klingon"], 2, "'klingon' is not one of"),
     (["--resume", "nowhere"], 2, "nowhere: no such run folder"),
     (["--resume", "{empty}"], 3, "no config.toml: not a run folder"),
-    (["--resume", "x", "--seeds", "3"], 2, "--resume takes its settings from the run"),
     (["--out", "{taken}"], 2, "exists"),
 ]
 
@@ -354,8 +542,6 @@ def test_run_folder_that_exists_points_to_resume(finished):
     ],
 )
 def test_broken_run_folders(finished, tmp_path, name, content, message):
-    import shutil
-
     run, _, _ = finished
     copy = tmp_path / "copy"
     shutil.copytree(run.path, copy)

@@ -56,7 +56,12 @@ def runs(tied, wide=None):
         (-0.1, -0.3, "tie", "Tie: tied ends"),
         (0.0, None, "no-difference", "No measurable difference: "),
         (0.0, -0.2, "tie-wide", "Tie, and spend the 1,000 saved parameters on the body"),
-        (0.1, None, "do-not-tie", "Do not tie: tied ends 0.1001 nats a token above untied"),
+        (
+            0.1,
+            None,
+            "do-not-tie",
+            "Do not tie: with the same body tied ends 0.1001 nats a token above untied",
+        ),
         (0.1, 0.0, "do-not-tie", "Do not tie"),
         (0.1, 0.2, "do-not-tie", "Do not tie"),
         (0.1, -0.2, "tie-wide", "Tie, and spend"),

@@ -12,11 +12,11 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import AutoModelForCausalLM
 
 from lmhead.errors import LMHeadError
-from lmhead.lab import arms
+from lmhead.lab import arms, configs
 from lmhead.lab.memory import PeakMemory
-from lmhead.lab.run import RunFolder
 from lmhead.lab.tokens import make_tokenizer
 from lmhead.lab.train import Batches, Training, evaluate, next_token_loss, optimizer_for, train_job
+from lmhead.runs import RunFolder
 
 V, T = 40, 8
 OVERRIDES = {
@@ -26,7 +26,7 @@ OVERRIDES = {
 
 
 def planned(model="llama"):
-    config = arms.base_config(model, OVERRIDES[model], V, T)
+    config = configs.base_config(model, OVERRIDES[model], V, T)
     return {arm.name: arm for arm in arms.plan_arms(config, arms.ARMS[:2])}
 
 
@@ -45,7 +45,8 @@ def stream(tokens, seed=0):
 
 def run_job(tmp_path, arm, training, model, train, valid):
     run = RunFolder(tmp_path / "run")
-    run.create({"schema_version": 1})
+    with run.created({"schema_version": 1}):
+        pass
     tokenizer = make_tokenizer("chars", "".join(map(chr, range(65, 65 + V - 1))))
     train_job(run, arm, 0, model, tokenizer, train, valid, training, lambda step, loss: None)
     return run
@@ -76,7 +77,7 @@ def test_batches_depend_on_seed_and_step_alone():
 
 @pytest.mark.parametrize("tokens", [2, T, T + 1, T + 2, 5 * T + 1, 77])
 def test_evaluate_predicts_every_token_but_the_first(tokens):
-    model = AutoModelForCausalLM.from_config(arms.from_portable(planned()["tied"].config))
+    model = AutoModelForCausalLM.from_config(configs.from_portable(planned()["tied"].config))
     valid = stream(tokens)
     expected = []
     with torch.no_grad():
@@ -134,7 +135,7 @@ def test_training_equals_a_plain_loop(tmp_path, model, name):
 
 @pytest.mark.parametrize("name", ["tied", "untied"])
 def test_tied_table_is_optimised_once(name):
-    model = AutoModelForCausalLM.from_config(arms.from_portable(planned()[name].config))
+    model = AutoModelForCausalLM.from_config(configs.from_portable(planned()[name].config))
     optimizer = optimizer_for(model, 1e-3, 0.1)
     listed = [id(p) for group in optimizer.param_groups for p in group["params"]]
     assert len(listed) == len(set(listed)) == len(list(model.parameters()))
@@ -142,7 +143,7 @@ def test_tied_table_is_optimised_once(name):
 
 @pytest.mark.parametrize("name", ["tied", "untied"])
 def test_peak_memory_is_what_torch_s_own_tracker_counts(name):
-    model = AutoModelForCausalLM.from_config(arms.from_portable(planned()[name].config))
+    model = AutoModelForCausalLM.from_config(configs.from_portable(planned()[name].config))
     optimizer = optimizer_for(model, 1e-3, 0.1)
     ids = stream(4 * (T + 1)).view(4, T + 1)
 
@@ -170,7 +171,7 @@ def test_untied_holds_more_memory():
     """A table and its gradient and two moments: four copies of V × d floats."""
     peaks = {}
     for name, arm in planned().items():
-        model = AutoModelForCausalLM.from_config(arms.from_portable(arm.config))
+        model = AutoModelForCausalLM.from_config(configs.from_portable(arm.config))
         optimizer = optimizer_for(model, 1e-3, 0.1)
         for active in (False, True):
             with PeakMemory(model, optimizer, active=active) as memory:
@@ -199,7 +200,7 @@ def test_diverging_loss_is_one_clear_line(tmp_path, where, message):
     with pytest.raises(LMHeadError) as caught:
         run_job(tmp_path, "tied", settings_for(steps=4), model, stream(200), stream(50))
     assert caught.value.message == message
-    assert "--lr 0.0025" in caught.value.hint
+    assert ("--init-std" if where == "start" else "--lr 0.0025") in caught.value.hint
 
 
 def test_bf16_trains(tmp_path):

@@ -84,6 +84,12 @@ def _run(argv: list[str], debug: bool) -> int:
         if error.hint:
             click.echo(f"  {error.hint}", err=True)
         return error.exit_code
+    except OSError as error:  # a full disk, a folder that may not be written
+        if debug:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"error: {where}{error.strerror or error}", err=True)
+        return 3
     except Exception as error:
         if debug:
             raise

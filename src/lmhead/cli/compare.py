@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,6 @@ from lmhead.cli.output import console, print_json
 
 if TYPE_CHECKING:
     from lmhead.lab.result import Comparison
-
-STARTED = time.monotonic()
 
 
 class Duration(click.ParamType[float]):
@@ -40,7 +39,7 @@ class Amount(click.ParamType[int]):
 
 
 COLUMNS = (
-    "nats/token", "nats/char", "perplexity", "seeds", "parameters", "tokens/s", "peak MB"
+    "nats/token", "nats/char", "perplexity", "table", "body", "total", "MB", "tokens/s", "peak MB",
 )  # fmt: skip
 EPILOG = """\b
 Examples:
@@ -104,19 +103,28 @@ def command(resume: str | None, as_json: bool, quiet: bool, **options: Any) -> N
     folder holds the settings, the measurements, a Hugging Face model folder for each arm and
     report.html.
     """
-    if resume:
-        source = click.get_current_context().get_parameter_source
-        given = [name for name in options if source(name) is ParameterSource.COMMANDLINE]
-        if given:
-            raise click.UsageError(f"--resume takes its settings from the run: drop {given[0]}")
+    if resume is not None:
+        context = click.get_current_context()
+        for option in context.command.params:
+            source = context.get_parameter_source(option.name or "")
+            if option.name in options and source is ParameterSource.COMMANDLINE:
+                given = (
+                    option.opts[0] if option.opts[0].startswith("-") else option.human_readable_name
+                )
+                raise click.UsageError(f"--resume takes its settings from the run: drop {given}")
+    for name, value in (("--resume", resume), ("--out", options["out"])):
+        if value == "":
+            raise click.UsageError(f"{name} is empty")
+    started = time.monotonic()
     with nullcontext() if quiet else console(stderr=True).status("loading torch …"):
         from lmhead.lab import compare as lab
     from lmhead.cli.progress import Display
+    from lmhead.runs import RunFolder
 
-    run = resume or options["out"] or lab.default_out()
+    run = RunFolder(resume or options["out"] or lab.default_out())
     with Display(quiet) as display:
         try:
-            if resume:
+            if resume is not None:
                 result = lab.resume(resume, show=display)
             else:
                 result = lab.compare(
@@ -136,12 +144,13 @@ def command(resume: str | None, as_json: bool, quiet: bool, **options: Any) -> N
                     weight_decay=options["weight_decay"],
                     precision=options["precision"],
                     device="cpu" if options["cpu"] else "auto",
-                    out=run,
-                    started=STARTED,
+                    out=run.path,
+                    started=started,
                     show=display,
                 )
         except KeyboardInterrupt as error:
-            raise KeyboardInterrupt(f"carry on with `lmhead compare --resume {run}`") from error
+            hint = f"carry on with `{run.resume_command}`" if run.config_file.is_file() else ""
+            raise KeyboardInterrupt(hint) from error
     if as_json:
         print_json(result.to_dict())
     else:
@@ -154,28 +163,21 @@ def print_comparison(result: Comparison) -> None:
 
     out = console()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in (
-        "arm",
-        "nats/token",
-        "nats/char",
-        "perplexity",
-        "seeds",
-        "parameters",
-        "tokens/s",
-        "peak MB",
-    ):
-        table.add_column(name, justify="left" if name == "arm" else "right")
+    table.add_column("arm")
+    for name in COLUMNS:
+        table.add_column(name, justify="right")
     for name, arm in result.arms.items():
-        known = arm.per_token is not None and arm.per_character is not None
         table.add_row(
             name,
-            f"{arm.per_token:.4f}" if known else "–",
-            f"{arm.per_character:.4f}" if known else "–",
-            f"{arm.perplexity:,.2f}" if known else "–",
-            str(len(arm.valid_nll)),
+            _number(arm.per_token, 4),
+            _number(arm.per_character, 4),
+            _number(arm.perplexity, 2),
+            f"{arm.params['embedding'] + arm.params['head']:,}",
+            f"{arm.params['body']:,}",
             f"{arm.params['total']:,}",
-            f"{arm.tokens_per_s:,.0f}" if known else "–",
-            f"{(arm.peak_bytes or 0) / 1e6:,.0f}" if known else "–",
+            _number(arm.bytes / 1e6, 1),
+            _number(arm.tokens_per_s, 0),
+            _number(arm.peak_bytes and arm.peak_bytes / 1e6, 0),
         )
     out.print(table)
     out.print()
@@ -192,4 +194,8 @@ def print_comparison(result: Comparison) -> None:
     out.print()
     out.print(f"Report: {result.run}/report.html", soft_wrap=True)
     if result.jobs_done:
-        out.print(f"Next:   lmhead predict {result.run} TEXT", soft_wrap=True)
+        out.print(f"Next:   lmhead predict {shlex.quote(result.run)} TEXT", soft_wrap=True)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"

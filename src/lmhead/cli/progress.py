@@ -17,7 +17,7 @@ from rich.progress import (
 )
 
 from lmhead.cli.output import console
-from lmhead.lab.train import Moment
+from lmhead.lab.compare import Moment
 
 
 class Display:
@@ -43,6 +43,7 @@ class Display:
         )
         self.task = self.progress.add_task("planning", total=None, loss="–")
         self.loss: float | None = None
+        self.known = False
         self.began = time.monotonic()
 
     def __enter__(self) -> Display:
@@ -68,11 +69,14 @@ class Display:
         loss = "–" if self.loss is None else f"{self.loss:.3f}"
         name = f"{seen.arm}, seed {seen.seed}"
         if self.bar:
+            completed, total = seen.job * seen.steps + seen.step, seen.jobs * seen.steps
+            if not self.known:  # time left is reckoned from here, also where a run is carried on
+                self.progress.reset(self.task, completed=completed, total=total)
+                self.known = True
             self.progress.update(
                 self.task,
                 description=f"{name} (training {seen.job + 1} of {seen.jobs})",
-                completed=seen.job * seen.steps + seen.step,
-                total=seen.jobs * seen.steps,
+                completed=completed,
                 loss=loss,
             )
         elif not self.quiet and seen.step == seen.steps:

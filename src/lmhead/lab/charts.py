@@ -52,10 +52,10 @@ def lines(curves: Sequence[Curve], event: str, height: int = 300) -> str:
         event: "valid" or "train".
         height: of the drawing.
     """
-    curves = [curve for curve in curves if len(curve.x) > 0]
+    curves = [curve for curve in curves if curve.x and curve.x[-1] > 0]
     if not curves:
         return ""
-    x_high = max(curve.x[-1] for curve in curves) or 1.0
+    x_high = max(curve.x[-1] for curve in curves)
     y_low = min(min(curve.low) for curve in curves)
     late = [
         high

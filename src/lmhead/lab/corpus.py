@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from lmhead.errors import LMHeadError, SourceError
+from lmhead.errors import LMHeadError, SourceError, short
+from lmhead.lab.paths import is_file, is_folder
 
 BUNDLED = ("mandarin", "shakespeare")
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".tokens")
@@ -56,9 +58,10 @@ def load_corpus(texts: Sequence[str] = (), corpus: str | None = None) -> Corpus:
         )
     if texts:
         paths = [path for text in texts for path in _expand(text)]
-        paths = list(dict.fromkeys(paths))
+        paths = list(dict.fromkeys(path.resolve() for path in paths))
         parts = [_read(path) for path in paths]
-        text = "".join(p if p.endswith("\n") or p is parts[-1] else p + "\n" for p in parts)
+        apart = [part if part.endswith("\n") else part + "\n" for part in parts[:-1]]
+        text = "".join([*apart, parts[-1]])
         name = texts[0] if len(texts) == 1 else f"{texts[0]} and {len(texts) - 1} more"
         if not text.strip():
             raise LMHeadError(f"{name}: no text in {len(paths)} file(s)", "name other files")
@@ -79,8 +82,9 @@ def _bundled(name: str) -> str:
 
 
 def _expand(text: str) -> list[Path]:
+    """The files that an argument names, as absolute paths: a run may be resumed elsewhere."""
     path = Path(text)
-    if path.is_dir():
+    if is_folder(path):
         found = sorted(
             p
             for p in path.rglob("*")
@@ -93,13 +97,22 @@ def _expand(text: str) -> list[Path]:
                 f"{text}: no {', '.join(TEXT_SUFFIXES)} file in this folder",
                 f"for other names use a glob: '{text.rstrip('/')}/**/*.csv'",
             )
-        return found
-    if path.exists():
-        return [path]
-    found = sorted(p for p in map(Path, glob.glob(text, recursive=True)) if p.is_file())
-    if not found:
-        raise LMHeadError(f"{text}: no such file", "name a file, a folder or a quoted glob")
-    return found
+    elif is_file(path):
+        found = [path]
+    else:
+        found = sorted(p for p in map(Path, glob.glob(text, recursive=True)) if is_file(p))
+        if not found:
+            raise LMHeadError(
+                f"{short(text)}: no such file", "name a file, a folder or a quoted glob"
+            )
+    for path in found:
+        try:
+            str(path).encode()
+        except UnicodeEncodeError as error:
+            raise SourceError(
+                f"{os.fsencode(path)!r}: a file name that is not UTF-8", "rename the file"
+            ) from error
+    return [path.absolute() for path in found]
 
 
 def _read(path: Path) -> str:

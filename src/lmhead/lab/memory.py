@@ -57,12 +57,22 @@ class PeakMemory:
     """Context around one training step; afterwards `peak` is the largest number of bytes held.
 
     On CUDA it is `torch.cuda.max_memory_allocated`, elsewhere `LiveBytes`; 0 if not active.
+
+    Args:
+        model, optimizer: what is trained; it counts from the start.
+        streams: bytes of the text on the device, which do not count.
+        active: whether to measure at all.
     """
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, active: bool
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        streams: int = 0,
+        active: bool = True,
     ) -> None:
         self.peak = 0
+        self._streams = streams
         self._mode: LiveBytes | None = None
         self._device = next(model.parameters()).device
         self._active = active
@@ -88,4 +98,4 @@ class PeakMemory:
             self._mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
             self.peak = self._mode.peak
         elif self._active:
-            self.peak = torch.cuda.max_memory_allocated(self._device)
+            self.peak = torch.cuda.max_memory_allocated(self._device) - self._streams

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from lmhead.lab import charts
 from lmhead.lab.result import Comparison, summarise
-from lmhead.lab.run import Row, RunFolder, write_atomic
+from lmhead.runs import Row, RunFolder, write_atomic
 
 SETTINGS = ("model", "overrides", "tokenizer", "init_std", "seeds", "created")
 
@@ -52,7 +52,8 @@ LOSS = {"valid": "valid_nll", "train": "loss"}
 
 
 def curves(rows: Sequence[Row], event: str, arms: Mapping[str, Any]) -> list[charts.Curve]:
-    """A curve for each arm over the points that all of its seeds have reached."""
+    """A curve for each arm over its finished seeds, or while there is none, over all."""
+    done = {(row["arm"], row["seed"]) for row in rows if row["event"] == "done"}
     points: dict[str, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
         if row["event"] == event:
@@ -60,7 +61,12 @@ def curves(rows: Sequence[Row], event: str, arms: Mapping[str, Any]) -> list[cha
     found = []
     for arm in arms:
         seeds = {seed for values in points[arm].values() for seed in values}
-        whole = {x: list(v.values()) for x, v in sorted(points[arm].items()) if v.keys() == seeds}
+        seeds = {seed for seed in seeds if (arm, seed) in done} or seeds
+        whole = {
+            x: [values[seed] for seed in seeds]
+            for x, values in sorted(points[arm].items())
+            if seeds <= values.keys()
+        }
         found.append(
             charts.Curve(
                 arm,

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from lmhead.lab.run import Row, RunFolder
 from lmhead.lab.stats import Pair, Verdict, all_pairs, decide
+from lmhead.runs import Row, RunFolder
 
 SCHEMA_VERSION = 1
 
@@ -21,6 +21,7 @@ class ArmResult:
 
     Attributes:
         params: parameters by part: embedding, head, body, total (a tied table counts once).
+        widened: what the arm changed in the body, "KEY FROM → TO", or nothing.
         bytes: of the weights in float32.
         valid_nll: seed → validation loss at the end, nats a token.
         per_token, per_character: mean over seeds, nats.
@@ -30,6 +31,7 @@ class ArmResult:
     """
 
     params: dict[str, int]
+    widened: str
     bytes: int
     valid_nll: dict[int, float]
     per_token: float | None
@@ -90,7 +92,7 @@ def summarise(run: str | Path | RunFolder) -> Comparison:
     if len(done) < jobs:
         sentence = (
             f"Not finished ({len(done)} of {jobs} trainings; "
-            f"`lmhead compare --resume {folder}` carries on). So far: {sentence}"
+            f"`{folder.resume_command}` carries on). So far: {sentence}"
         )
     return Comparison(str(folder), arms, pairs, verdict, sentence, scope(config), len(done), jobs)
 
@@ -103,6 +105,7 @@ def _arm(name: str, config: Mapping[str, Any], done: Sequence[Row]) -> ArmResult
     text = config["text"]
     return ArmResult(
         params=dict(params),
+        widened=config["arms"][name].get("widened", ""),
         bytes=4 * params["total"],
         valid_nll=nll,
         per_token=mean,

@@ -91,7 +91,7 @@ def decide(pairs: Sequence[Pair], saved: int) -> tuple[Verdict, str]:
     gain = by_arms.get(("tied-wide", "tied"))
     pair = tied or wide
     if pair is None:
-        return "undecided", "Undecided: a verdict needs a tied and an untied arm with one seed."
+        return "undecided", "Undecided: a tied and an untied arm with a seed in common are needed."
     if pair.outcome == "unknown":
         return "undecided", (
             f"Undecided: {_evidence(pair)}; one seed has no interval: use --seeds 3."
@@ -117,15 +117,19 @@ def decide(pairs: Sequence[Pair], saved: int) -> tuple[Verdict, str]:
             f"No measurable difference: {_evidence(tied)}. Tie: it saves {saved:,} parameters"
         )
     else:
-        verdict, sentence = "do-not-tie", f"Do not tie: {_evidence(tied)}"
+        verdict, sentence = "do-not-tie", f"Do not tie: with the same body {_evidence(tied)}"
     if wide and not (gain and verdict == "tie" and gain.outcome == "better"):
         sentence += f"; at equal size {_evidence(wide)}"
     return verdict, sentence + "."
 
 
 def _evidence(pair: Pair) -> str:
+    difference = f"{abs(pair.difference):.4f} nats a token"
     side = "below" if pair.difference < 0 else "above"
-    text = f"{pair.arm} ends {abs(pair.difference):.4f} nats a token {side} {pair.against}"
     if pair.low is None or pair.high is None:
-        return f"{text} (1 seed)"
-    return f"{text} (95 % interval {pair.low:+.4f} to {pair.high:+.4f}, {pair.n} seeds)"
+        return f"{pair.arm} ends {difference} {side} {pair.against} (1 seed)"
+    interval = f"95 % interval {pair.low:+.4f} to {pair.high:+.4f}, {pair.n} seeds"
+    if pair.outcome == "same":
+        found = f"{pair.difference:+.4f} nats a token"
+        return f"{pair.arm} and {pair.against} cannot be told apart ({found}, {interval})"
+    return f"{pair.arm} ends {difference} {side} {pair.against} ({interval})"

@@ -11,11 +11,13 @@ import numpy.typing as npt
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from lmhead.errors import LMHeadError, SourceError
+from lmhead.errors import LMHeadError, SourceError, first_line
+from lmhead.lab.paths import is_file, is_folder
 
 UNKNOWN = "<unk>"
 END = "<|endoftext|>"
 BYTES = 256
+MOST_TOKENS = 10_000_000
 
 
 def make_tokenizer(spec: str, train_text: str) -> PreTrainedTokenizerFast:
@@ -36,8 +38,8 @@ def make_tokenizer(spec: str, train_text: str) -> PreTrainedTokenizerFast:
     if spec.startswith("bpe:"):
         return _bpe(spec, train_text)
     path = Path(spec)
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
+    file = path / "tokenizer.json" if is_folder(path) else path
+    if not is_file(file):
         raise LMHeadError(
             f"--tokenizer {spec}: not 'chars', not 'bpe:N', and no tokenizer.json there",
             "use --tokenizer chars, --tokenizer bpe:8000 or a folder with a tokenizer.json",
@@ -47,12 +49,13 @@ def make_tokenizer(spec: str, train_text: str) -> PreTrainedTokenizerFast:
 
 def open_tokenizer(file: Path) -> PreTrainedTokenizerFast:
     """Open a `tokenizer.json` (with its neighbours, where they stand beside it)."""
+    config = file.parent / "tokenizer_config.json"
     try:
-        if (file.parent / "tokenizer_config.json").is_file():
+        if file.name == "tokenizer.json" and config.is_file():
             return PreTrainedTokenizerFast.from_pretrained(file.parent)
         return PreTrainedTokenizerFast(tokenizer_file=str(file))
     except Exception as error:  # the Rust library raises bare Exception
-        raise SourceError(f"{file}: not a tokenizer: {error}") from error
+        raise SourceError(f"{file}: not a tokenizer: {first_line(error)}") from error
 
 
 def _characters(text: str) -> PreTrainedTokenizerFast:
@@ -74,9 +77,10 @@ def _characters(text: str) -> PreTrainedTokenizerFast:
 
 def _bpe(spec: str, text: str) -> PreTrainedTokenizerFast:
     size = spec.removeprefix("bpe:")
-    if not size.isdecimal() or int(size) <= BYTES + 1:
+    if not (size.isdecimal() and BYTES + 1 < int(size) <= MOST_TOKENS):
         raise LMHeadError(
-            f"--tokenizer {spec}: {size!r} is no number above {BYTES + 1} (the bytes and {END})",
+            f"--tokenizer {spec}: {size!r} is no number above {BYTES + 1} (the bytes and {END}) "
+            f"and up to {MOST_TOKENS:,}",
             "use for example --tokenizer bpe:8000",
         )
     tokenizer = Tokenizer(models.BPE())
@@ -106,15 +110,17 @@ def vocabulary_size(tokenizer: PreTrainedTokenizerFast) -> int:
 
 
 def encode(tokenizer: Any, text: str, lines: int = 1000) -> npt.NDArray[np.int64]:
-    """Token ids of a whole text, without special tokens, as int64 [tokens].
+    """Token ids of a whole text, int64 [tokens]; no special tokens, also where the text spells one.
 
     The text is handed over in pieces of whole lines, so that a long text needs little memory
     beside its ids.
     """
     rows = text.splitlines(keepends=True)
-    pieces = ["".join(rows[i : i + lines]) for i in range(0, len(rows), lines)]
-    ids = [
-        np.asarray(tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"])
-        for piece in pieces
-    ]
-    return np.concatenate(ids).astype(np.int64) if ids else np.empty(0, np.int64)
+    ids = [np.empty(0, np.int64)]
+    for first in range(0, len(rows), lines):
+        piece = "".join(rows[first : first + lines])
+        encoded = tokenizer(
+            piece, add_special_tokens=False, split_special_tokens=True, verbose=False
+        )
+        ids.append(np.asarray(encoded["input_ids"], np.int64))
+    return np.concatenate(ids)

