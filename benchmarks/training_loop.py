@@ -4,7 +4,7 @@ Both train the demo's model on the same batches in one process, in turns, so tha
 same load; prints wall and CPU seconds a step and their ratio (target: at most 1.15). Validation,
 which a bare loop does not have, is kept to two windows.
 
-    python benchmarks/training_loop.py [--steps 150] [--rounds 3]
+    python benchmarks/training_loop.py [--steps 600] [--rounds 3]
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lmhead.runs import RunFolder
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     logging.disable_progress_bar()

@@ -18,11 +18,3 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("needs ../shared/data, which is not beside this checkout")
     return SHARED
-
-
-@pytest.fixture(autouse=True)
-def _short_trials(monkeypatch):
-    """Measure speed over a few steps only: the tests do not depend on it."""
-    from lmhead.lab import plan
-
-    monkeypatch.setattr(plan, "TRIAL_SECONDS", 0.0)

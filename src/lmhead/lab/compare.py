@@ -144,9 +144,10 @@ def compare(
         threads=torch.get_num_threads(),
     )
     plan.check_tokens(tokens, training)
-    speeds = [plan.trial(arm, base, init_std, data, training) for arm in planned]
     if budget is None and tokens is None:
         budget = DEFAULT_BUDGET
+    seconds = 0.0 if budget is None else plan.TRIAL_SECONDS
+    speeds = [plan.trial(arm, base, init_std, data, training, seconds) for arm in planned]
     left = None if budget is None else budget - (time.monotonic() - began)
     training = plan.plan_steps(training, speeds, seeds, len(data.valid), tokens, left)
     settings = {

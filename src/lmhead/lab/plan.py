@@ -31,8 +31,8 @@ LOG_POINTS, VALID_POINTS = 64, 8
 CHECKPOINT_SECONDS = 15.0
 LEAST_STEPS = 20
 EARLY_VALID = 1 << 14
-TRIAL_SECONDS = 2.0  # for each arm, and at least the steps below
 TRIAL_STEPS = 5
+TRIAL_SECONDS = 2.0  # for each arm, where a budget is planned from its speed
 JOB_SECONDS = 0.5  # to build, checkpoint and save a model
 RESERVE = 0.12  # of the budget, for a machine that slows down
 
@@ -105,9 +105,14 @@ class Speed:
 
 
 def trial(
-    arm: Arm, base: dict[str, Any], init_std: float | None, data: Data, training: Training
+    arm: Arm,
+    base: dict[str, Any],
+    init_std: float | None,
+    data: Data,
+    training: Training,
+    seconds: float,
 ) -> Speed:
-    """Run an arm for a moment, as it would be trained, and time it.
+    """Run an arm for at least these seconds and five steps, as it would be trained, and time it.
 
     Raises:
         LMHeadError: the model cannot be built or run, its loss is not finite at the start, or
@@ -124,7 +129,7 @@ def trial(
         _check_causal(arm.name, model, batches(0)[:1, :-1])
         began = time.perf_counter()
         with accelerator.autocast():
-            while len(times) < TRIAL_STEPS or time.perf_counter() < began + TRIAL_SECONDS:
+            while len(times) < TRIAL_STEPS or time.perf_counter() < began + seconds:
                 start = time.perf_counter()
                 loss = next_token_loss(model, batches(len(times)))
                 loss.backward()  # type: ignore[no-untyped-call]
