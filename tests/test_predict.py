@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
@@ -32,7 +33,7 @@ from lmhead.gguf_file import default_model
 from lmhead.models import open_source
 from lmhead.predict import NextToken, predict_next
 from lmhead.prompt import token_text
-from lmhead.runs import choose_arm
+from lmhead.runs import SECTIONS, choose_arm
 
 CHARS = "今天气真好abcdefgh 。\n"
 ROWS = 32  # more than the tokenizer has: the rest is padding
@@ -458,7 +459,9 @@ def test_tokens_are_printable():
 def a_run(folders, tmp_path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "config.toml").write_text("schema_version = 1\n")
+    sections = {name: {} for name in SECTIONS}
+    sections["arms"] = {"tied": {}, "untied": {}, "tied-wide": {}}
+    (folder / "config.toml").write_text(tomli_w.dumps({"schema_version": 1, **sections}))
     copy_with(folders["llama-tied"], folder / "tied")
     copy_with(folders["llama"], folder / "untied")
     rows = [
@@ -469,7 +472,7 @@ def a_run(folders, tmp_path) -> Path:
         {"event": "done", "arm": "untied", "seed": 1, "valid_nll": 3.2},
         {"event": "done", "arm": "tied-wide", "seed": 0, "valid_nll": 1.0},
     ]
-    lines = [json.dumps(row) for row in rows]
+    lines = [json.dumps({**row, "step": 1}) for row in rows]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + '\n{"event": "done", "ar')
     return folder
 
@@ -491,11 +494,8 @@ def test_best_arm_of_a_run(a_run):
 def test_a_run_that_is_not_finished(a_run):
     (a_run / "state").mkdir()
     assert "not finished (lmhead compare --resume" in choose_arm(a_run)[2]
-    (a_run / "metrics.jsonl").unlink()
-    assert choose_arm(a_run)[1:] == (
-        "tied",
-        "no arm has finished; the first with a model is taken",
-    )
+    (a_run / "metrics.jsonl").write_bytes(b"")
+    assert choose_arm(a_run)[1:] == ("tied", "no arm has finished; the first with a model")
     for arm in ("tied", "untied"):
         (a_run / arm / "config.json").unlink()
     with pytest.raises(SourceError, match="no model yet") as caught:
