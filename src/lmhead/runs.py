@@ -33,7 +33,8 @@ Row = dict[str, Any]
 # Settings that every reader counts on; config.toml is a plain file that people may edit.
 SECTIONS = ("model", "tokenizer", "seeds", "saved_params", "base", "text", "training", "arms")
 # What a start that was cut short leaves behind, before there is a config.toml.
-START = {".lock", ".config.toml.tmp", "metrics.jsonl", "tokenizer", "tokenizer.tmp", "state"}
+START = {".lock", ".config.toml.tmp", "metrics.jsonl", "state"}
+START |= {"tokenizer", "tokenizer.tmp", "tokenizer.old"}
 
 
 class RunFolder:
