@@ -156,3 +156,18 @@ def test_bad_arms(names):
 def test_tied_wide_that_cannot_match_says_so():
     with pytest.raises(LMHeadError, match="tied-wide: nothing brings the total"):
         plan_arms(base_config("bloom", [], 3 * V, 32), ["tied-wide"])
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("dbrx", "dbrx cannot be tied: "),
+        ("moshi", "moshi does not follow tie_word_embeddings"),
+        ("marian", "marian does not follow tie_word_embeddings"),
+        ("bert", "bert does not follow tie_word_embeddings"),
+    ],
+)
+def test_models_that_cannot_be_compared(model, message):
+    with pytest.raises(LMHeadError) as caught:
+        plan_arms(base_config(model, [], V, 32), ARMS)
+    assert message in str(caught.value)

@@ -672,3 +672,11 @@ def test_the_same_facts_in_a_real_llama():
         want = (p - nn.functional.one_hot(ids[:, 1:].flatten(), 31)).T @ hidden / len(hidden)
     torch.testing.assert_close(head.weight.grad, want, rtol=1e-12, atol=1e-15)
     assert head.weight.grad.ne(0).all()
+
+
+def test_tie_refuses_swapped_ends_and_foreign_tables():
+    embed, head = Embed(5, 3), Head(5, 3)
+    with pytest.raises(LMHeadError, match="the head stands first"):
+        tie(head, embed)
+    with pytest.raises(LMHeadError, match=r"tied_to is a Embedding, not an lmhead\.Embed"):
+        Head(5, 3, tied_to=torch.nn.Embedding(5, 3))

@@ -152,6 +152,11 @@ class Head(nn.Module):
         if transform.valid_rows is not None and transform.valid_rows > out_features:
             raise LMHeadError(f"valid_rows is {transform.valid_rows}, the head has {out_features}")
         self.transform = transform
+        if tied_to is not None and not isinstance(tied_to, Embed):
+            raise LMHeadError(
+                f"tied_to is a {type(tied_to).__name__}, not an lmhead.Embed",
+                "other modules are tied with lmhead.tie(embed, head)",
+            )
         if tied_to is None:
             shape = (out_features, in_features)
             self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shlex
 import shutil
 import tomllib
@@ -117,6 +118,11 @@ class RunFolder:
         schema = config.get("schema_version")
         if schema != 1:
             raise SourceError(f"{self.config_file}: schema_version is {schema}, expected 1")
+        arms = config.get("arms", {})
+        odd = [name for name in arms if not re.fullmatch(r"[a-z]+(-[a-z]+)*", name)]
+        odd += [name for name, arm in arms.items() if arm.get("name", name) != name]
+        if odd:  # names are folders
+            raise SourceError(f"{self.config_file}: {odd[0]!r} is no name of an arm")
         missing = [name for name in SECTIONS if name not in config]
         if missing:
             raise SourceError(f"{self.config_file}: no {', '.join(missing)} in it")

@@ -58,6 +58,8 @@ def tie(embed: nn.Module, head: nn.Module | None = None, *, keep: str = "embeddi
     ends = _Ends.of(embed, head)
     if keep not in ("embedding", "head"):
         raise LMHeadError(f'keep must be "embedding" or "head", got {keep!r}')
+    if isinstance(ends.embed, Head) or isinstance(ends.head, Embed):
+        raise LMHeadError("the head stands first", "call lmhead.tie(embed, head)")
     reader, writer = ends.weights()
     kept, other = (reader, writer) if keep == "embedding" else (writer, reader)
     if reader is not writer:

@@ -7,6 +7,7 @@ Exit codes: 0 fine; 1 a check found something; 2 usage; 3 unreadable or unsuppor
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -59,6 +60,9 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and exit; no traceback unless --debug is given."""
     argv = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in argv[: next((i for i, a in enumerate(argv) if a in COMMANDS), len(argv))]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # "−" and "θ" are not in every code page
+            stream.reconfigure(errors="replace")
     sys.exit(_run(argv, debug))
 
 
@@ -93,6 +97,9 @@ def _run(argv: list[str], debug: bool) -> int:
     except Exception as error:
         if debug:
             raise
+        if "No space left on device" in str(error):  # in whatever a library wraps it
+            click.echo("error: no space left on the disk", err=True)
+            return 3
         click.echo(f"internal error: {type(error).__name__}: {error}", err=True)
         click.echo("  `lmhead --debug …` shows where; please report it.", err=True)
         return 70

@@ -39,7 +39,7 @@ class Amount(click.ParamType[int]):
 
 
 COLUMNS = (
-    "nats/token", "nats/char", "perplexity", "table", "body", "total", "MB", "tokens/s", "peak MB",
+    "nats/tok", "nats/char", "ppl", "table", "body", "total", "MB", "tok/s", "peak MB",
 )  # fmt: skip
 EPILOG = """\b
 Examples:
@@ -112,7 +112,8 @@ def command(resume: str | None, as_json: bool, quiet: bool, **options: Any) -> N
                     option.opts[0] if option.opts[0].startswith("-") else option.human_readable_name
                 )
                 raise click.UsageError(f"--resume takes its settings from the run: drop {given}")
-    for name, value in (("--resume", resume), ("--out", options["out"])):
+    named = {"--resume": resume, "--out": options["out"], "--tokenizer": options["tokenizer"]}
+    for name, value in [*named.items(), *(("TEXT", text) for text in options["text"])]:
         if value == "":
             raise click.UsageError(f"{name} is empty")
     started = time.monotonic()
@@ -162,7 +163,7 @@ def print_comparison(result: Comparison) -> None:
     from rich.table import Table
 
     out = console()
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")  # 80 wide
     table.add_column("arm")
     for name in COLUMNS:
         table.add_column(name, justify="right")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -26,7 +27,7 @@ WIDTH_KEYS = (
     "expansion_ratio",
     "num_hidden_layers",
 )
-MULTIPLES = (64, 32, 16, 8, 1)
+MULTIPLES = (64, 32, 16, 8, 2)
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,15 @@ def plan_arms(config: PretrainedConfig, names: Sequence[str]) -> tuple[Arm, ...]
             f"choose from {','.join(ARMS)}",
         )
     tied, untied = with_tie(config, True), with_tie(config, False)
+    with_one, with_two = count(tied), count(untied)
+    table = config.vocab_size * (with_one.embedding // config.vocab_size)
+    if with_one.embedding != table or with_two.total - with_one.total != table:
+        raise LMHeadError(
+            f"{config.model_type} does not follow tie_word_embeddings as a pair of ends of "
+            f"{config.vocab_size:,} rows: {with_one.total:,} parameters tied, "
+            f"{with_two.total:,} untied, a table of {with_one.embedding:,}",
+            "use another --model",
+        )
     arms = []
     for name in names:
         chosen, widened = (untied if name == "untied" else tied), ""
@@ -86,18 +96,24 @@ def plan_arms(config: PretrainedConfig, names: Sequence[str]) -> tuple[Arm, ...]
 def _widen(config: PretrainedConfig, target: int) -> tuple[PretrainedConfig, str]:
     """The config with a total near the target, and what was changed: "KEY FROM → TO"."""
     size = count(config).total
-    best, best_gap, change = config, abs(target - size), "nothing"
+    best, best_gap, change = config, math.inf, "nothing"
     for key in WIDTH_KEYS:
         value = getattr(config, key, None)
         if key == "n_inner" and value is None and hasattr(config, key):
             value = 4 * config.hidden_size  # what GPT-2 and its kin take for null
         if not isinstance(value, int):
             continue
-        step = count(rebuild(config, {key: value + 1})).total - size
+        more = 1 if key == "num_hidden_layers" else 8
+        try:
+            step = (count(rebuild(config, {key: value + more})).total - size) / more
+        except Exception:  # noqa: BLE001 - this class does not let the key be set
+            continue
         if step <= 0:
             continue  # e.g. a dense width that a mixture of experts does not use
         wanted = value + (target - size) / step
-        for multiple in MULTIPLES:  # a width that kernels like, where that is near enough
+        for multiple in (
+            (1,) if more == 1 else MULTIPLES
+        ):  # a width that kernels like, where that is near enough
             width = multiple * max(1, round(wanted / multiple))
             chosen = rebuild(config, {key: width})
             gap = abs(target - count(chosen).total)

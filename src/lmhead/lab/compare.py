@@ -143,6 +143,7 @@ def compare(
         checkpoint_seconds=plan.CHECKPOINT_SECONDS,
         threads=torch.get_num_threads(),
     )
+    plan.check_memory(planned, device)
     plan.check_tokens(tokens, training)
     if budget is None and tokens is None:
         budget = DEFAULT_BUDGET
@@ -213,7 +214,13 @@ def resume(path: str | Path, show: Show = _ignore) -> Comparison:
             if _versions().get(name) != then:
                 show(f"{name} was {then} when the run began, is {_versions().get(name)} now")
         tok = open_tokenizer(run.tokenizer / "tokenizer.json")
-        return _work(run, settings, plan.read_data(text, tok), tok, show)
+        data = plan.read_data(text, tok)
+        if data.facts["tokens_sha256"] != facts.get("tokens_sha256"):
+            raise LMHeadError(
+                f"{run.tokenizer}: the tokenizer gives other tokens than when the run began",
+                "bring the old tokenizer back, or start a new run",
+            )
+        return _work(run, settings, data, tok, show)
 
 
 def _work(

@@ -66,7 +66,7 @@ def base_config(
     changes = {"vocab_size": vocab_size, **dict.fromkeys(SPECIAL_IDS)}
     if is_preset(model):
         try:
-            config = AutoConfig.for_model(PRESETS.get(model, model))
+            config = AutoConfig.for_model(PRESETS.get(model, model)).get_text_config()
         except Exception as error:  # a class without defaults of its own
             raise LMHeadError(
                 f"--model {model}: no default config: {first_line(error)}", "give a config.json"
@@ -108,7 +108,7 @@ def _read_config(path: Path) -> PretrainedConfig:
     try:
         values = json.loads(file.read_text("utf-8"))
         model_type = values.pop("model_type")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise SourceError(
             f"{file}: no readable config.json with a model_type: {type(error).__name__}: {error}"
         ) from error
@@ -170,13 +170,19 @@ def default_init_std(config: PretrainedConfig) -> float:
     That is 0.05 at width 96 and 0.018 at GPT-2's 768, where the common 0.02 comes from; there
     0.02 at width 96 costs both arms about 0.1 nats a token (docs/log.md).
     """
-    width = config.get_text_config().hidden_size
+    width = getattr(config, "hidden_size", SHAPE["hidden_size"])
     return float(f"{0.5 / math.sqrt(width):.3g}")
 
 
 def with_tie(config: PretrainedConfig, tie: bool) -> PretrainedConfig:
     """The config with the flag on or off."""
-    return rebuild(config, {"tie_word_embeddings": tie})
+    try:
+        return rebuild(config, {"tie_word_embeddings": tie})
+    except Exception as error:  # some classes refuse one of the two
+        raise LMHeadError(
+            f"{config.model_type} cannot be {'tied' if tie else 'untied'}: {first_line(error)}",
+            "use another --model",
+        ) from error
 
 
 def portable(config: PretrainedConfig) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import statistics
 import time
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -51,11 +53,18 @@ def read_data(text: Corpus, tokenizer: PreTrainedTokenizerFast) -> Data:
     train = torch.from_numpy(encode(tokenizer, text.train))
     valid = torch.from_numpy(encode(tokenizer, text.valid))
     unknown = tokenizer.unk_token_id
+    if unknown is None:  # a tokenizer.json by itself tells it only inside
+        unknown = tokenizer.get_vocab().get(
+            getattr(tokenizer.backend_tokenizer.model, "unk_token", None)
+        )
     facts = {
         "name": text.name,
         **({} if text.files else {"corpus": text.name}),
         "files": list(text.files),
         "sha256": text.sha256,
+        "tokens_sha256": hashlib.sha256(
+            train.numpy().tobytes() + valid.numpy().tobytes()
+        ).hexdigest(),
         "train_characters": len(text.train),
         "valid_characters": len(text.valid),
         "train_tokens": len(train),
@@ -160,17 +169,32 @@ def trial(
 @torch.no_grad()
 def _check_causal(name: str, model: PreTrainedModel, ids: Tensor) -> None:
     """Refuse a model whose earlier logits move when the last token changes."""
+    if ids.shape[1] < 2:
+        return
     model.eval()
     other = ids.clone()
     other[:, -1] = (other[:, -1] + 1) % model.config.vocab_size
     before, after = (model(input_ids=x, use_cache=False).logits[:, :-1] for x in (ids, other))
     model.train()
-    moved = (before - after).abs().max().item() if before.numel() else 0.0
+    moved = (before - after).abs().max().item()
     if moved > 1e-4 * before.abs().max().item():
         raise LMHeadError(
             f"the {name} model is not causal: a token's logits move by {moved:.2g} when a later "
             "token changes",
             "use a causal --model",
+        )
+
+
+def check_memory(arms: Sequence[Arm], device: str) -> None:
+    """Refuse what cannot fit a CPU's memory: two copies of the weights and Adam's state."""
+    largest = max(arms, key=lambda arm: arm.params.total)
+    needed = 20 * largest.params.total  # bytes: 4 drawn, 4 trained, 4 gradients, 8 moments
+    available = psutil.virtual_memory().available
+    if device == "cpu" and needed > available:
+        raise LMHeadError(
+            f"the {largest.name} model has {largest.params.total:,} parameters: training needs "
+            f"{needed / 1e9:.1f} GB and activations, {available / 1e9:.1f} GB are free",
+            "make it smaller, for example --set num_hidden_layers=2 --set hidden_size=96",
         )
 
 

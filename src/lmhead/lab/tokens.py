@@ -18,6 +18,7 @@ UNKNOWN = "<unk>"
 END = "<|endoftext|>"
 BYTES = 256
 MOST_TOKENS = 10_000_000
+PIECE = 1000
 
 
 def make_tokenizer(spec: str, train_text: str) -> PreTrainedTokenizerFast:
@@ -92,7 +93,12 @@ def _bpe(spec: str, text: str) -> PreTrainedTokenizerFast:
         special_tokens=[END],
         show_progress=False,
     )
-    tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
+    pieces = (  # training takes the square of an unbroken run of letters
+        line[first : first + PIECE]
+        for line in text.splitlines(keepends=True)
+        for first in range(0, len(line), PIECE)
+    )
+    tokenizer.train_from_iterator(pieces, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=END,
@@ -104,6 +110,11 @@ def _bpe(spec: str, text: str) -> PreTrainedTokenizerFast:
 def vocabulary_size(tokenizer: PreTrainedTokenizerFast) -> int:
     """Rows that the table needs: the largest id + 1, which may be more than the count."""
     size = 1 + max(tokenizer.get_vocab().values(), default=-1)
+    if size > MOST_TOKENS:
+        raise LMHeadError(
+            f"the tokenizer's largest id is {size - 1:,}, more than {MOST_TOKENS:,}",
+            "use a tokenizer without such gaps",
+        )
     if size < 2:
         raise LMHeadError(f"a vocabulary of {size}: nothing to choose between", "use more text")
     return size
@@ -119,8 +130,11 @@ def encode(tokenizer: Any, text: str, lines: int = 1000) -> npt.NDArray[np.int64
     ids = [np.empty(0, np.int64)]
     for first in range(0, len(rows), lines):
         piece = "".join(rows[first : first + lines])
-        encoded = tokenizer(
-            piece, add_special_tokens=False, split_special_tokens=True, verbose=False
-        )
+        try:
+            encoded = tokenizer(
+                piece, add_special_tokens=False, split_special_tokens=True, verbose=False
+            )
+        except Exception as error:  # the Rust library raises bare Exception
+            raise SourceError(f"the tokenizer cannot read the text: {first_line(error)}") from error
         ids.append(np.asarray(encoded["input_ids"], np.int64))
     return np.concatenate(ids)
