@@ -86,3 +86,10 @@ def test_public_names_are_all_there():
     assert set(lmhead.__all__) <= set(dir(lmhead))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         lmhead.nothing  # noqa: B018
+
+
+def test_a_reader_that_goes_away_is_no_finding():
+    command = f"{sys.executable} -m lmhead params --list | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 1

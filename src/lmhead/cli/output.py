@@ -21,6 +21,10 @@ def console(stderr: bool = False) -> Console:
     """A rich console: at least 100 columns wide where the output is no terminal."""
     from rich.console import Console
 
+    class PipedConsole(Console):
+        def on_broken_pipe(self) -> None:  # rich's own ends with 1, which here means a finding
+            raise BrokenPipeError
+
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 100
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    return PipedConsole(file=stream, width=width, highlight=False, markup=False, emoji=False)
