@@ -166,6 +166,8 @@ def test_a_stopped_run_ends_with_the_same_numbers(finished, monkeypatch, text, t
     partly = summarise(run)
     assert not partly.finished
     assert f"lmhead compare --resume {run}" in partly.sentence
+    assert partly.verdict == "undecided"
+    assert "tie:" not in partly.sentence.lower()
     again = lab.resume(run.path)
     assert numbers(run) == numbers(whole)
     assert again.sentence == result.sentence

@@ -63,6 +63,8 @@ def main(args: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # "−" and "θ" are not in every code page
             stream.reconfigure(errors="replace")
+    # torch's threads on Linux spin while they wait: beside another program, for seconds a step.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read when torch is loaded, by a command
     sys.exit(_run(argv, debug))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from lmhead.lab.stats import Pair, Verdict, all_pairs, decide
+from lmhead.lab.stats import Pair, Verdict, all_pairs, decide, evidence
 from lmhead.runs import Row, RunFolder
 
 SCHEMA_VERSION = 1
@@ -90,10 +90,12 @@ def summarise(run: str | Path | RunFolder) -> Comparison:
     verdict, sentence = decide(pairs, config["saved_params"])
     jobs = len(arms) * len(config["seeds"])
     if len(done) < jobs:
+        so_far = "; ".join(map(evidence, pairs)) or "no pair"
         sentence = (
             f"Not finished ({len(done)} of {jobs} trainings; "
-            f"`{folder.resume_command}` carries on). So far: {sentence}"
+            f"`{folder.resume_command}` carries on). So far: {so_far}."
         )
+        verdict = "undecided"  # whatever the finished seeds say
     return Comparison(str(folder), arms, pairs, verdict, sentence, scope(config), len(done), jobs)
 
 

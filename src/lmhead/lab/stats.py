@@ -94,36 +94,38 @@ def decide(pairs: Sequence[Pair], saved: int) -> tuple[Verdict, str]:
         return "undecided", "Undecided: a tied and an untied arm with a seed in common are needed."
     if pair.outcome == "unknown":
         return "undecided", (
-            f"Undecided: {_evidence(pair)}; one seed has no interval: use --seeds 3."
+            f"Undecided: {evidence(pair)}; one seed has no interval: use --seeds 3."
         )
     if wide and wide.outcome == "better" and (tied is None or tied.outcome != "better"):
         sentence = (
             f"Tie, and spend the {saved:,} saved parameters on the body: at untied's size "
-            f"{_evidence(wide)}"
+            f"{evidence(wide)}"
         )
-        return "tie-wide", f"{sentence}; {_evidence(tied)}." if tied else f"{sentence}."
+        return "tie-wide", f"{sentence}; {evidence(tied)}." if tied else f"{sentence}."
     verdict: Verdict
     if tied is None:
         verdict = "do-not-tie" if pair.outcome == "worse" else "no-difference"
         lead = "Do not tie" if pair.outcome == "worse" else "No measurable difference"
-        return verdict, f"{lead}: at untied's size {_evidence(pair)}."
+        return verdict, f"{lead}: at untied's size {evidence(pair)}."
     if tied.outcome == "better":
-        verdict, sentence = "tie", f"Tie: {_evidence(tied)}, with {saved:,} parameters fewer"
+        verdict, sentence = "tie", f"Tie: {evidence(tied)}, with {saved:,} parameters fewer"
         if gain and gain.outcome == "better":
-            sentence += f"; spent on the body they gain more: {_evidence(gain)}"
+            sentence += f"; spent on the body they gain more: {evidence(gain)}"
     elif tied.outcome == "same":
         verdict = "no-difference"
         sentence = (
-            f"No measurable difference: {_evidence(tied)}. Tie: it saves {saved:,} parameters"
+            f"No measurable difference: {evidence(tied)}. Tie: it saves {saved:,} parameters "
+            f"(up to {tied.high or 0.0:.4f} nats a token worse is not ruled out)"
         )
     else:
-        verdict, sentence = "do-not-tie", f"Do not tie: with the same body {_evidence(tied)}"
+        verdict, sentence = "do-not-tie", f"Do not tie: with the same body {evidence(tied)}"
     if wide and not (gain and verdict == "tie" and gain.outcome == "better"):
-        sentence += f"; at equal size {_evidence(wide)}"
+        sentence += f"; at equal size {evidence(wide)}"
     return verdict, sentence + "."
 
 
-def _evidence(pair: Pair) -> str:
+def evidence(pair: Pair) -> str:
+    """A pair's difference and its interval, in words."""
     difference = f"{abs(pair.difference):.4f} nats a token"
     side = "below" if pair.difference < 0 else "above"
     if pair.low is None or pair.high is None:
