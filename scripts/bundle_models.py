@@ -6,6 +6,7 @@
 To add a model, add an entry by hand and run this. An entry holds:
 `config`: the keys that differ from the class defaults and bear on shapes, `model_type` included;
 `hub`: its ids on the Hugging Face hub; `aliases`: further names (optional);
+`family`: the model's own type, where it is counted as another's (optional);
 `source`: where the config comes from; `published`: a total stated elsewhere, which the count must
 equal (optional); `note`: what a reader should know (optional).
 """
@@ -49,7 +50,7 @@ def render(models: dict[str, Any]) -> str:
     return '{\n "schema_version": 1,\n "models": {\n' + ",\n".join(blocks) + "\n }\n}\n"
 
 
-ORDER = ["hub", "aliases", "config", "source", "published", "note", "counts"]
+ORDER = ["hub", "aliases", "config", "family", "source", "published", "note", "counts"]
 
 
 def _dump(value: Any) -> str:

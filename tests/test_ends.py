@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lmhead.reference
-from lmhead.ends import Embed, Head
 from lmhead.errors import LMHeadError
+from lmhead.modules import Embed, Head
 from lmhead.transform import HeadTransform, tied_init_std
 
 F64 = torch.float64

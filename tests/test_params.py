@@ -466,7 +466,7 @@ def test_folders_without_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "base model" in refused(capsys, str(tmp_path))[2]
     (tmp_path / "arms" / "tied").mkdir(parents=True)
     (tmp_path / "arms" / "tied" / "config.json").write_text(json.dumps(LLAMA))
-    assert f"lmhead params {tmp_path}/arms/tied" in refused(capsys, str(tmp_path))[2]
+    assert f"name one, for example {tmp_path}/arms/tied" in refused(capsys, str(tmp_path))[2]
     (tmp_path / "config.json").mkdir()
     assert "config.json: cannot be read: Is a directory" in refused(capsys, str(tmp_path))[1]
 

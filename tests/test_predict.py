@@ -171,7 +171,7 @@ def test_logit_is_length_times_direction_then_the_familys_own(folders, name):
 def test_a_cap_is_named_even_where_it_hardly_shows(folders, tmp_path):
     folder = copy_with(folders["gemma2"], tmp_path / "m", final_logit_softcapping=1e6)
     result = predict_next(folder, "今天")
-    assert (result.plain, result.transform) == (False, {"final_logit_softcapping": 1e6})
+    assert (result.plain, result.transform) == (False, {"softcap": 1e6})
 
 
 def test_equal_values_put_the_smaller_id_first(tmp_path):

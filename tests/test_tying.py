@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lmhead.ends import Embed, Head
 from lmhead.errors import LMHeadError
+from lmhead.modules import Embed, Head
 from lmhead.tying import Tie, assert_tied, find_ties, tie, untie
 
 F64 = torch.float64

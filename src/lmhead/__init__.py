@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from lmhead.errors import LMHeadError, SourceError
 
 if TYPE_CHECKING:
-    from lmhead.ends import Embed, Head
+    from lmhead.families import family
+    from lmhead.hf import ends
     from lmhead.lab.compare import compare
+    from lmhead.modules import Embed, Head
     from lmhead.params import count_params
     from lmhead.predict import predict_next
     from lmhead.reference import Explanation, TopK
@@ -22,14 +24,16 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "Embed": "ends",
+    "Embed": "modules",
     "Explanation": "reference",
-    "Head": "ends",
+    "Head": "modules",
     "HeadTransform": "transform",
     "TopK": "reference",
     "assert_tied": "tying",
     "compare": "lab.compare",
     "count_params": "params",
+    "ends": "hf",
+    "family": "families",
     "find_ties": "tying",
     "predict_next": "predict",
     "tie": "tying",
@@ -48,6 +52,8 @@ __all__ = [
     "assert_tied",
     "compare",
     "count_params",
+    "ends",
+    "family",
     "find_ties",
     "predict_next",
     "tie",

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmhead.errors import LMHeadError, SourceError, first_line
+from lmhead.families import FAMILIES
 from lmhead.quiet import quiet
+from lmhead.records import read_path
 
 _FLAG = "tie_word_embeddings"
+_LEVELS = ("text_config", "llm_config", "language_config", "decoder")
 _MAX_REPEATS = 10_000  # layers, experts: each one is built, so a wrong number would never end
 _REPEATS = re.compile(r"(^|_)(layers?|blocks?|experts|depth|codebooks)$")
 # Keys that change no shape, and would load code, resolve names in torch or build huge label lists.
@@ -198,10 +201,9 @@ def _in(weight: Any, tables: list[Any]) -> bool:
 
 def _origin(raw: Mapping[str, Any], model: Any, tied: bool) -> tuple[str, list[str]]:
     """Where `tied` comes from, and notes on what in the config says otherwise."""
-    flags = {"the config": raw.get(_FLAG)}
-    for key in ("text_config", "llm_config", "language_config", "decoder"):
-        level = raw.get(key)
-        flags[key] = level.get(_FLAG) if isinstance(level, Mapping) else None
+    record = FAMILIES.get(raw["model_type"])
+    places = record.flags if record else (_FLAG, *(f"{key}.{_FLAG}" for key in _LEVELS))
+    flags = {place.rpartition(".")[0] or "the config": read_path(raw, place) for place in places}
     said = {place: flag for place, flag in flags.items() if isinstance(flag, bool)}
     architecture, words = type(model).__name__, {True: "true", False: "false"}
     notes = [

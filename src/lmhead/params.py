@@ -17,14 +17,14 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmhead.errors import LMHeadError, SourceError, first_line
+from lmhead.config_file import read_config
+from lmhead.errors import LMHeadError, SourceError
 from lmhead.meta import count_fields
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ BYTES = {
 }
 
 _WANT = "give a model's config.json, its folder, or a name from `lmhead params --list`"
-_MAX_FILE = 16 * 2**20  # bytes; the largest public config.json files stay below 1 MB
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ def count_params(source: str | Path | dict[str, Any] | PretrainedConfig) -> Para
     except (OSError, ValueError) as error:  # too long for a path, or a NUL in it
         there = isinstance(error, PermissionError)
     if there:  # what lies on this disk is nearer than a bundled namesake
-        return count_config(_read(path), str(source))
+        return count_config(read_config(path, _WANT), str(source))
     if known is not None:
         return known
     text = str(source)
@@ -176,6 +175,14 @@ def bundled() -> tuple[ParamCount, ...]:
     return tuple(ParamCount(name=name, **entry["counts"]) for name, entry in _data().items())
 
 
+def sizes(model_type: str) -> tuple[list[str], list[str]]:
+    """The bundled models of a type: names of the tied ones, and of the untied, by size."""
+    kind = {name: e.get("family", e["counts"]["model_type"]) for name, e in _data().items()}
+    found = [count for count in bundled() if kind[count.name] == model_type]
+    found.sort(key=lambda count: count.total)
+    return [c.name for c in found if c.tied], [c.name for c in found if not c.tied]
+
+
 @functools.cache
 def _data() -> dict[str, Any]:
     file = resources.files("lmhead") / "data" / "models.json"
@@ -196,41 +203,3 @@ def _index() -> dict[str, ParamCount]:
 
 def _find(name: str) -> ParamCount | None:
     return _index().get(name.strip().casefold())
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The config.json at a path, or in the folder there."""
-    file = path / "config.json" if os.path.isdir(path) else path
-    try:
-        with file.open("rb") as stream:
-            data = stream.read(_MAX_FILE + 1)
-        text = data[:_MAX_FILE].decode("utf-8-sig")
-        if len(data) > _MAX_FILE:
-            raise ValueError(f"it is longer than {_MAX_FILE:,} bytes")
-        raw = json.loads(text, parse_constant=_refuse)
-    except FileNotFoundError as error:
-        hint = _hint_for(path)
-        raise SourceError(f"{path}: this folder holds no config.json", hint) from error
-    except OSError as error:
-        raise SourceError(f"{file}: cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{file}: not UTF-8 text (byte {error.start:,})", _WANT) from error
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{file}: not a JSON config: {first_line(error)}", _WANT) from error
-    if not isinstance(raw, dict):
-        raise SourceError(f"{file}: holds a JSON {type(raw).__name__}, not a config", _WANT)
-    return raw
-
-
-def _hint_for(folder: Path) -> str:
-    inside = sorted(p.parent for p in folder.glob("*/config.json"))
-    inside += sorted(p.parent for p in folder.glob("*/*/config.json"))
-    if inside:
-        return f"it holds model folders; count one: `lmhead params {inside[0]}`"
-    if (folder / "adapter_config.json").is_file():
-        return "it holds an adapter; give the base model's folder or config"
-    return _WANT
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")

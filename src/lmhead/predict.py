@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lmhead.errors import LMHeadError, SourceError, first_line
+from lmhead.families import FAMILIES, settings
 from lmhead.models import Opened, open_source
 from lmhead.prompt import read_prompt, token_text
 from lmhead.quiet import quiet
@@ -324,8 +325,8 @@ def _context(model: Any) -> int | None:
 
 
 def _transform(model: Any) -> dict[str, float]:
-    """The settings by which families change h · W_i on its way to the logit."""
-    config = _text_config(model)
-    names = ("logit_scale", "logits_scaling", "final_logit_softcapping", "logits_soft_cap")
-    values = {name: getattr(config, name, None) for name in names}
-    return {n: float(v) for n, v in values.items() if isinstance(v, (int, float)) and v != 1}
+    """The settings by which the model's family changes h · W_i on its way to the logit."""
+    if getattr(model.config, "model_type", None) not in FAMILIES:
+        return {}
+    head = settings(model.config).head
+    return {name: head[name] for name in ("logit_scale", "softcap") if head.get(name, 1) != 1}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmhead.errors import LMHeadError
+from lmhead.families import settings
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,20 @@ class HeadTransform:
             check_number("softcap", self.softcap, above=0)
         if self.valid_rows is not None:
             check_count("valid_rows", self.valid_rows)
+
+    @classmethod
+    def from_config(cls, config: Any) -> HeadTransform:
+        """The transform of a config's family, as `lmhead.families` records it.
+
+        Args:
+            config: a dict as parsed from config.json, a config object, a live model, a folder that
+                holds a config.json, or a model type (for its class defaults).
+
+        Raises:
+            LMHeadError: a type without a record (`lmhead.ends(model)` measures a live model).
+            SourceError: a path that cannot be read.
+        """
+        return cls(**settings(config).head)
 
     def logits(self, product: Tensor, bias: Tensor | None = None) -> Tensor:
         """The logits for a raw product, in the product's own dtype.

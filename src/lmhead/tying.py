@@ -1,6 +1,6 @@
 """Tie and untie the two ends of a live module, find what is tied, and say how a tie is broken.
 
-Works on `lmhead.Embed` and `lmhead.Head` (where the tie is structural, see `lmhead.ends`), on
+Works on `lmhead.Embed` and `lmhead.Head` (where the tie is structural, see `lmhead.modules`), on
 `nn.Embedding` and `nn.Linear` (where it is an alias: one Parameter under two names), and on whole
 models of the transformers library, recognised by `get_input_embeddings` and
 `get_output_embeddings` (never imported here).
@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from lmhead.ends import Embed, Head
 from lmhead.errors import LMHeadError
+from lmhead.modules import Embed, Head
 from lmhead.reference import difference
 
 

@@ -43,9 +43,10 @@ class Embed(nn.Module):
         embedding_dim: d.
         scale: factor on what is read (Gemma: √d); the table itself is not scaled.
         init_std: initial standard deviation; None for `tied_init_std(V, d)`.
+        padding_idx: a row that reading gives no gradient, as in `nn.Embedding`.
 
     Raises:
-        LMHeadError: V or d is below one, or a number is not finite.
+        LMHeadError: V or d is below one, a number is not finite, or padding_idx is no row.
     """
 
     weight: nn.Parameter
@@ -57,12 +58,16 @@ class Embed(nn.Module):
         *,
         scale: float = 1.0,
         init_std: float | None = None,
+        padding_idx: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_number("scale", scale)
         self.scale: float = scale
+        if padding_idx is not None and not 0 <= padding_idx < num_embeddings:
+            raise LMHeadError(f"padding_idx is {padding_idx}, the table has {num_embeddings} rows")
+        self.padding_idx: int | None = padding_idx
         self.init_std: float = _init_std(init_std, num_embeddings, embedding_dim)
         self.weight = nn.Parameter(
             torch.empty(num_embeddings, embedding_dim, device=device, dtype=dtype)
@@ -88,7 +93,7 @@ class Embed(nn.Module):
         if ids.dtype not in (torch.int32, torch.int64):
             raise LMHeadError(f"ids must be int32 or int64, got {ids.dtype}")
         try:
-            read = F.embedding(ids, self.weight)
+            read = F.embedding(ids, self.weight, self.padding_idx)
         except IndexError:
             reference.check_ids("ids", ids, self.weight.shape[0], self.weight.shape[0])
             raise
