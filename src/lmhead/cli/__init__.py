@@ -24,6 +24,8 @@ COMMANDS = {
     "report": "Make a run's report.html and verdict again, without training.",
     "predict": "Show a model's next-token table, each logit split into length and direction.",
     "params": "Count the parameters of the table, the head and the body, tied and untied.",
+    "families": "What every model family does between table, hidden state and logits.",
+    "conformance": "Compare every family's record with live models, number by number.",
 }
 
 

@@ -1,0 +1,330 @@
+"""The conformance suite: every family's record against a live random model, number by number.
+
+For each record a model of a few layers is built from the real config class, with the flag on and
+off, at the class defaults and with every scale, cap, bias and switch at an odd value. Its real
+forward pass then shows what the body reads, what the head takes and what comes out, and the record
+must explain all of it: embedding, logits, log-probabilities and the gradients of both ends. Causal
+architectures without a record are measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from lmhead.errors import LMHeadError, first_line
+from lmhead.families import FAMILIES, family, settings
+from lmhead.hf import Ends, end_modules, ends
+from lmhead.measure import ForwardError, Measurement, example_ids, measure, observe, read_change
+from lmhead.quiet import quiet
+from lmhead.records import FLAG, Factor, Family
+from lmhead.tiny import tiny_config
+
+EXACT, CLOSE = 1e-9, 1e-5  # relative: where all is float64; where the model computes in float32
+T = TypeVar("T")
+_ODD = {"power": 3.7, "softcap": 1.7, "per": 7, "rows": 93}
+_SIZES = ("hidden_size", "d_model")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One model, compared.
+
+    Args:
+        family: model type.
+        tied: the flag that its config was given.
+        settings: what else was set.
+        compared: what was compared.
+        max_error: the largest relative error among it, or None where nothing was compared.
+        tolerance: the largest error that passes: 1e-9, or 1e-5 where the model uses float32.
+        status: "passed", "failed", "not held" (transformers has no such type) or "not run".
+        reason: in words, for all but "passed".
+    """
+
+    family: str
+    tied: bool | None
+    settings: dict[str, Any]
+    compared: tuple[str, ...]
+    max_error: float | None
+    tolerance: float
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A causal model type of transformers, and how its head is explained.
+
+    `by` is "record", "measurement" or "" (not explained: `detail` says why).
+    """
+
+    model_type: str
+    by: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Conformance:
+    """The suite's outcome; `architectures` is empty where only some families were asked for."""
+
+    library: str
+    results: tuple[Result, ...]
+    architectures: tuple[Architecture, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no comparison failed."""
+        return all(result.status != "failed" for result in self.results)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The outcome as plain data, with `schema_version`, for `--json`."""
+        return {"schema_version": 1, **asdict(self)}
+
+
+def run_conformance(
+    names: Sequence[str] = (), *, tell: Callable[[str], None] = lambda _: None
+) -> Conformance:
+    """Compare families with the installed transformers.
+
+    Args:
+        names: model types; all records, and a walk over all causal architectures, if empty.
+        tell: called with each model type before its turn.
+
+    Raises:
+        LMHeadError: a name without a record.
+    """
+    records = [family(name) for name in dict.fromkeys(names)] or list(FAMILIES.values())
+    results: list[Result] = []
+    architectures: list[Architecture] = []
+    with quiet():
+        for record in records:
+            tell(record.model_type)
+            results.extend(check_family(record))
+        if not names:
+            good = {r.family for r in results} - {r.family for r in results if r.status != "passed"}
+            for model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+                tell(model_type)
+                architectures.append(_explain(model_type, good))
+    return Conformance(
+        f"transformers {transformers.__version__}", tuple(results), tuple(architectures)
+    )
+
+
+def check_family(record: Family) -> list[Result]:
+    """All comparisons of one record."""
+    return [_check(record, tied, changes) for tied in (True, False) for changes in _odd(record)]
+
+
+def check_model(model: Any, *, flag: bool | None = None) -> Result:
+    """Compare one live model of a recorded family with its record.
+
+    Args:
+        model: a transformers model; its weights' gradients are left as they were.
+        flag: for the result: the flag that its config was given.
+
+    Raises:
+        LMHeadError: no record, or a model without two plain ends.
+    """
+    record = family(model)
+    ours = ends(model)
+    errors = dict(_compare(model, ours))
+    tolerance = EXACT if errors.pop("") == torch.float64 else CLOSE
+    wrong = [f"{what} {error:.2g}" for what, error in errors.items() if not error <= tolerance]
+    if settings(model.config).tied != (ours.head.tied_to is not None):
+        wrong.append("the flag: the record says otherwise than the model is built")
+    return Result(
+        family=record.model_type,
+        tied=flag,
+        settings={},
+        compared=(*errors, "flag"),
+        max_error=max(errors.values()),
+        tolerance=tolerance,
+        status="failed" if wrong else "passed",
+        reason="; ".join(wrong),
+    )
+
+
+def _odd(record: Family) -> Iterator[dict[str, Any]]:
+    """The settings to try: none, all at odd values, and those with each switch the other way."""
+    prefix = f"{record.text[0]}." if record.text else ""
+    odd: dict[str, Any] = {}
+    switches: list[str] = [record.bias_when] if record.bias_when else []
+    for name in ("embedding_scale", "hidden_scale", "logit_scale", "softcap"):
+        factor = getattr(record, name)
+        if not isinstance(factor, Factor):
+            continue
+        if factor.key not in _SIZES:
+            odd[factor.key] = _ODD[
+                "per" if factor.per else "softcap" if name == "softcap" else "power"
+            ]
+        switches += [key for key in factor.when if key != FLAG]
+    if record.rows:
+        odd[record.rows.key] = _ODD["rows"]
+    yield {}
+    for value in (True, False) if switches else (None,):
+        changes = odd | dict.fromkeys(switches, value)
+        if changes:
+            yield {prefix + key: setting for key, setting in changes.items()}
+    if isinstance(record.softcap, Factor) and record.softcap.nullable:
+        yield {prefix + record.softcap.key: None}
+
+
+def _check(record: Family, tied: bool, changes: dict[str, Any]) -> Result:
+    def unfinished(status: str, reason: str) -> Result:
+        return Result(record.model_type, tied, changes, (), None, EXACT, status, reason)
+
+    if not record.held:
+        return unfinished("not held", f"transformers does not hold it; {record.source}")
+    config = {FLAG: tied, **changes}
+    try:
+        result = _in_some_precision(
+            lambda dtype: check_model(
+                random_model(record.model_type, record.model, config, dtype), flag=tied
+            )
+        )
+    except ImportError as error:
+        return unfinished("not run", first_line(error))
+    except LMHeadError as error:
+        return unfinished("failed", error.message)
+    return dataclasses.replace(result, settings=changes)
+
+
+def _in_some_precision(run: Callable[[torch.dtype], T]) -> T:
+    """In float64, or where the model's own code fails in that, in float32."""
+    try:
+        return run(torch.float64)
+    except ForwardError:
+        return run(torch.float32)
+
+
+def random_model(
+    model_type: str,
+    architecture: str,
+    changes: dict[str, Any],
+    dtype: torch.dtype = torch.float64,
+) -> Any:
+    """A random model of a few layers, with ends that make logits of a few units.
+
+    Args:
+        model_type, architecture: config and model class, by name.
+        changes: settings on top of the small config's; dots reach nested configs.
+        dtype: of all weights.
+
+    Raises:
+        ImportError: the model needs a package that is not installed.
+        LMHeadError: the library cannot build it.
+    """
+    generator = torch.Generator().manual_seed(0)
+    try:
+        if FLAG in changes and not hasattr(CONFIG_MAPPING[model_type](), FLAG):
+            config = tiny_config(model_type, {k: v for k, v in changes.items() if k != FLAG})
+            setattr(config, FLAG, changes[FLAG])  # as a config.json with a key of nobody's
+        else:
+            config = tiny_config(model_type, changes)
+        cls = getattr(transformers, architecture)
+        if not isinstance(config, cls.config_class):
+            config = config.get_text_config(decoder=True)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = cls(config).eval().to(dtype)
+    except ImportError:
+        raise
+    except Exception as error:  # whatever a config or model class raises in another version
+        raise LMHeadError(
+            f"{architecture} cannot be built: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    table, writer = end_modules(model)
+    with torch.no_grad():
+        for parameter in model.parameters():  # what starts at 0 or 1 would hide behind that
+            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            parameter.add_(noise * (0.02 + 0.1 * parameter.abs()))
+        for end in (table.weight, writer.weight, getattr(writer, "bias", None)):
+            if end is not None:
+                end.copy_(torch.randn(end.shape, generator=generator, dtype=end.dtype) * 0.5)
+        buffer = getattr(model, "final_logits_bias", None)
+        if buffer is not None:
+            buffer.copy_(torch.randn(buffer.shape, generator=generator, dtype=buffer.dtype))
+    return model
+
+
+def _compare(model: Any, ours: Ends) -> Iterator[tuple[str, Any]]:
+    """The relative errors by name, and the dtype of the model's logits under ""."""
+    table, writer = end_modules(model)
+    rows = table.weight.shape[0]
+    ids, others = example_ids(rows), example_ids(rows, offset=3)
+    first = observe(model, table, writer, ids)
+    second = observe(model, table, writer, others)
+    yield "", first.logits.dtype
+    theirs, own = read_change(first, second), (ours.embed(ids) - ours.embed(others))[0]
+    yield "embedding", _error(theirs, own)
+    yield "embedding gradient", _gradient_error(theirs, own, [table.weight])
+
+    hidden = first.taken if ours.family.before else first.hidden
+    logits = ours.head(hidden)
+    width = first.logits.shape[-1]
+    if width < logits.shape[-1]:
+        assert bool((logits[..., width:] == -torch.inf).all())
+        logits = logits[..., :width]
+    yield "logits", _error(first.logits, logits)
+    yield "log-probabilities", _error(first.logits.log_softmax(-1), logits.log_softmax(-1))
+    inputs = [writer.weight, hidden]
+    if ours.head.bias is not None and ours.head.bias.requires_grad:
+        inputs.append(ours.head.bias)
+    yield "head gradients", _gradient_error(first.logits, logits, inputs)
+
+
+def _error(theirs: Tensor, own: Tensor) -> float:
+    """The largest difference over the largest value."""
+    if theirs.shape != own.shape:
+        return float("inf")
+    theirs, own = theirs.detach().double(), own.detach().double()
+    largest = float(theirs.abs().max())
+    apart = float((theirs - own).abs().max())
+    return apart / largest if largest else apart
+
+
+def _gradient_error(theirs: Tensor, own: Tensor, inputs: list[Tensor]) -> float:
+    """The largest error among the gradients of one random weighting of the outputs."""
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randn(theirs.shape, generator=generator, dtype=torch.float64)
+    found = [
+        torch.autograd.grad(
+            (out.double() * weights).sum(), inputs, retain_graph=True, materialize_grads=True
+        )
+        for out in (theirs, own)
+    ]
+    return max(_error(*pair) for pair in zip(*found, strict=True))
+
+
+def _measured(model: Any) -> Measurement:
+    return measure(model, *end_modules(model))
+
+
+def _explain(model_type: str, proven: set[str]) -> Architecture:
+    """How a causal model type's head is explained: by a proven record, or by measuring it."""
+    if model_type in proven:
+        return Architecture(model_type, "record", FAMILIES[model_type].transform)
+    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    architecture = names if isinstance(names, str) else names[0]
+    # Among the causal models stand encoders that become one by this switch.
+    changes = {"is_decoder": True} if hasattr(tiny_config(model_type), "is_decoder") else {}
+    try:
+        found = _in_some_precision(
+            lambda dtype: _measured(random_model(model_type, architecture, changes, dtype))
+        )
+    except LMHeadError as error:
+        return Architecture(model_type, "", error.message)
+    except ImportError as error:
+        return Architecture(model_type, "", first_line(error))
+    if found.unknown:
+        return Architecture(model_type, "", f"unknown transform: {found.unknown}")
+    reading = f"rows × {found.embedding_scale:.6g}; " * (found.embedding_scale != 1)
+    return Architecture(model_type, "measurement", reading + found.head)
