@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from lmhead.errors import LMHeadError
@@ -50,3 +51,75 @@ class Rows(NamedTuple):
 
     loss: Tensor
     lse: Tensor
+
+
+class Sums(NamedTuple):
+    """What is known of n rows of logits x after some of the columns, updated in place.
+
+    All float32 (float64 for float64): `top` max x, `total` Σ exp(x - top), `weighted`
+    Σ exp(x - top) · (x - top), `linear` Σ x, each [n]; `picked` the logits that were asked for,
+    [n, k].
+    """
+
+    top: Tensor
+    total: Tensor
+    weighted: Tensor
+    linear: Tensor
+    picked: Tensor
+
+    @classmethod
+    def start(cls, ids: Tensor, like: Tensor) -> Sums:
+        """Nothing seen so far; `ids` are [n, k]."""
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        top = like.new_full(ids.shape[:1], -torch.inf, dtype=dtype)
+        total, weighted, linear = like.new_zeros((3, len(ids)), dtype=dtype).unbind()
+        return cls(top, total, weighted, linear, like.new_zeros(ids.shape, dtype=dtype))
+
+    def lse(self) -> Tensor:
+        """log Σ exp x, [n]."""
+        return self.top + self.total.log()
+
+    def logprobs(self) -> Tensor:
+        """Log-probabilities of what was picked, [n, k]; nothing is lost where x is large."""
+        return (self.picked - self.top.unsqueeze(-1)) - self.total.log().unsqueeze(-1)
+
+    def entropy(self) -> Tensor:
+        """-Σ p log p, [n]."""
+        return self.total.log() - self.weighted / self.total
+
+    def mean_logprob(self, columns: int) -> Tensor:
+        """The mean of log p over the vocabulary, [n]."""
+        return (self.linear / columns - self.top) - self.total.log()
+
+    def rows(self, options: Options, columns: int) -> Rows:
+        """The losses, from one picked logit a row: its label's."""
+        smooth, lse = options.label_smoothing, self.lse()
+        loss = -self.logprobs().squeeze(-1)
+        if smooth:
+            loss = (1 - smooth) * loss - smooth * self.mean_logprob(columns)
+        if options.z_loss:
+            loss = loss + options.z_loss * lse * lse
+        return Rows(loss, lse)
+
+
+class Upstream(NamedTuple):
+    """The gradient of a total with respect to n rows of logits x, by its parts:
+
+    softmax · p + entropy · p log p + even (on every column) + picked (on the columns picked).
+    `softmax`, `entropy` and `even` are [n], the last two None for zero; `picked` is [n, k].
+    """
+
+    softmax: Tensor
+    picked: Tensor
+    even: Tensor | None = None
+    entropy: Tensor | None = None
+
+    @classmethod
+    def of_loss(cls, options: Options, columns: int, coef: Tensor, lse: Tensor) -> Upstream:
+        """Of Σ coef · loss."""
+        smooth, z_loss = options.label_smoothing, options.z_loss
+        return cls(
+            softmax=coef * (1 + 2 * z_loss * lse) if z_loss else coef,
+            picked=((smooth - 1) * coef).unsqueeze(-1),
+            even=-smooth / columns * coef if smooth else None,
+        )
