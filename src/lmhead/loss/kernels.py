@@ -167,7 +167,7 @@ def _largest(x, size, lanes):  # type: ignore[no-untyped-def]
 
 @_compiled(fastmath={"contract"})
 def accumulate(  # type: ignore[no-untyped-def]
-    product, scales, bias, ids, top, total, weighted, linear, picked, wants_linear, wants_weighted
+    product, scales, bias, ids, top, total, weighted, linear, picked
 ):
     """`epilogue.accumulate` on float32 or uint16 products; `scales` are (hidden, logit, cap)."""
     width = product.shape[1]
@@ -176,14 +176,16 @@ def accumulate(  # type: ignore[no-untyped-def]
     lanes = np.empty(LANES, F32)
     for i in range(product.shape[0]):
         row = product[i]
-        m, s, w, a = top[i], np.float64(total[i]), np.float64(weighted[i]), np.float64(linear[i])
+        m, s, w, a = top[i], np.float64(total[i]), 0.0, 0.0
+        if len(weighted) > 0:
+            w = np.float64(weighted[i])
         for start in range(0, width, PIECE):
             size = min(PIECE, width - start)
             _load(row, start, size, x, scales[0], scales[1], scales[2], bias)
             for k in range(ids.shape[1]):
                 if start <= ids[i, k] < start + size:
                     picked[i, k] = x[ids[i, k] - start]
-            if wants_linear:
+            if len(linear) > 0:
                 a += _sum(x, size)
             new = _largest(x, size, lanes)
             if new > m:
@@ -198,11 +200,15 @@ def accumulate(  # type: ignore[no-untyped-def]
             for j in range(size):
                 e[j] = _exp(x[j])
             s += _sum(e, size)
-            if wants_weighted:
+            if len(weighted) > 0:
                 for j in range(size):
                     x[j] = F32(0.0) if e[j] == F32(0.0) else x[j] * e[j]
                 w += _sum(x, size)
-        top[i], total[i], weighted[i], linear[i] = m, s, w, a
+        top[i], total[i] = m, s
+        if len(weighted) > 0:
+            weighted[i] = w
+        if len(linear) > 0:
+            linear[i] += a
 
 
 @_compiled(fastmath={"contract"})
@@ -257,14 +263,13 @@ def epilogue(  # type: ignore[no-untyped-def]
     product, scales, bias, labels, top, total, linear, picked, coef, smooth, z_loss, grad_bias
 ):
     """Both passes over each row while it is in the cache; no gradient where `coef` is empty."""
-    one = np.empty(1, F32)
     none = np.empty(0, F32)
     up, flat, pick = np.empty(1, F32), np.empty(1, F32), np.empty((1, 1), F32)
     for i in range(product.shape[0]):
         j = i + 1
         accumulate(
-            *(product[i:j], scales, bias, labels[i:j], top[i:j], total[i:j], one, linear[i:j]),
-            *(picked[i:j], smooth != F32(0.0), False),
+            *(product[i:j], scales, bias, labels[i:j], top[i:j], total[i:j], none, linear[i:j]),
+            picked[i:j],
         )
         if len(coef) > 0:
             c = coef[i]
