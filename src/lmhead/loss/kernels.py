@@ -102,28 +102,24 @@ def _exp(x):  # type: ignore[no-untyped-def]
 
 
 @_compiled(inline="always")
-def _tanh(x):  # type: ignore[no-untyped-def]
-    """tanh within a few ulp (the rational function of Eigen's)."""
-    z = F32(7.90531110763549805) if x > F32(7.90531110763549805) else x
-    z = F32(-7.90531110763549805) if z < F32(-7.90531110763549805) else z
-    s = z * z
-    p = F32(-2.76076847742355e-16)
-    p = p * s + F32(2.00018790482477e-13)
-    p = p * s + F32(-8.60467152213735e-11)
-    p = p * s + F32(5.12229709037114e-08)
-    p = p * s + F32(1.48572235717979e-05)
-    p = p * s + F32(6.37261928875436e-04)
-    p = p * s + F32(4.89352455891786e-03)
-    q = F32(1.19825839466702e-06)
-    q = q * s + F32(1.18534705686654e-04)
-    q = q * s + F32(2.26843463243900e-03)
-    q = q * s + F32(4.89352518554385e-03)
-    return z * p / q
+def _small_tanh(x):  # type: ignore[no-untyped-def]
+    """tanh for |x| < 0.625 (Cephes' polynomial)."""
+    s = x * x
+    p = F32(-5.70498872745e-3)
+    p = p * s + F32(2.06390887954e-2)
+    p = p * s + F32(-5.37397155531e-2)
+    p = p * s + F32(1.33314422036e-1)
+    p = p * s + F32(-3.33332819422e-1)
+    return p * s * x + x
 
 
 @_compiled(inline="always", fastmath={"contract"})
-def _load(row, start, size, out, hidden_scale, logit_scale, softcap, bias):  # type: ignore[no-untyped-def]
-    """out[:size] = the logits of row[start : start + size]."""
+def _load(row, start, size, out, slope, scales, bias):  # type: ignore[no-untyped-def]
+    """out[:size] = the logits of row[start : start + size]; slope: the cap's derivative there.
+
+    1 - tanh² is formed as 4 e / (1 + e)² with e = exp(-2 |x|): it stays exact where tanh is near 1.
+    """
+    hidden_scale, logit_scale, softcap = scales
     for j in range(size):
         out[j] = _widen(row[start + j])
     if hidden_scale != F32(1.0):
@@ -137,7 +133,13 @@ def _load(row, start, size, out, hidden_scale, logit_scale, softcap, bias):  # t
             out[j] *= logit_scale
     if softcap > F32(0.0):
         for j in range(size):
-            out[j] = softcap * _tanh(out[j] / softcap)
+            u = out[j] / softcap
+            e = _exp(F32(-2.0) * abs(u))
+            r = F32(1.0) / (F32(1.0) + e)
+            t = (F32(1.0) - e) * r
+            t = -t if u < F32(0.0) else t
+            out[j] = softcap * (_small_tanh(u) if abs(u) < F32(0.625) else t)
+            slope[j] = F32(4.0) * e * r * r
 
 
 @_compiled(fastmath={"contract", "reassoc"})
@@ -181,7 +183,7 @@ def accumulate(  # type: ignore[no-untyped-def]
             w = np.float64(weighted[i])
         for start in range(0, width, PIECE):
             size = min(PIECE, width - start)
-            _load(row, start, size, x, scales[0], scales[1], scales[2], bias)
+            _load(row, start, size, x, e, scales, bias)
             for k in range(ids.shape[1]):
                 if start <= ids[i, k] < start + size:
                     picked[i, k] = x[ids[i, k] - start]
@@ -219,13 +221,14 @@ def differentiate(  # type: ignore[no-untyped-def]
     width = product.shape[1]
     x = np.empty(PIECE, F32)
     g = np.empty(PIECE, F32)
+    slope = np.empty(PIECE, F32)
     hidden_scale, logit_scale, softcap = scales
     for i in range(product.shape[0]):
         row = product[i]
         m, log_total, c, flat = top[i], F32(np.log(total[i])), softmax[i], even[i]
         for start in range(0, width, PIECE):
             size = min(PIECE, width - start)
-            _load(row, start, size, x, hidden_scale, logit_scale, softcap, bias)
+            _load(row, start, size, x, slope, scales, bias)
             if len(entropy) > 0:
                 h = entropy[i]
                 for j in range(size):
@@ -243,8 +246,7 @@ def differentiate(  # type: ignore[no-untyped-def]
                     g[ids[i, k] - start] += up_picked[i, k]
             if softcap > F32(0.0):
                 for j in range(size):
-                    t = x[j] / softcap
-                    g[j] *= F32(1.0) - t * t
+                    g[j] *= slope[j]
             if logit_scale != F32(1.0):
                 for j in range(size):
                     g[j] *= logit_scale
