@@ -27,9 +27,9 @@ def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def decorate(function: Callable[..., Any]) -> Any:
         try:
-            return nb.njit(nogil=True, cache=True, **options)(function)
+            return nb.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
         except RuntimeError:  # no folder for the cache
-            return nb.njit(nogil=True, **options)(function)
+            return nb.njit(nogil=True, error_model="numpy", **options)(function)
 
     return decorate
 
