@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from lmhead.families import family
     from lmhead.hf import ends
     from lmhead.lab.compare import compare
+    from lmhead.loss import (
+        LinearCrossEntropyLoss,
+        explain_backend,
+        linear_cross_entropy,
+        linear_logprobs,
+    )
     from lmhead.modules import Embed, Head
     from lmhead.params import count_params
     from lmhead.predict import predict_next
@@ -28,13 +34,17 @@ _HOME = {
     "Explanation": "reference",
     "Head": "modules",
     "HeadTransform": "transform",
+    "LinearCrossEntropyLoss": "loss",
     "TopK": "reference",
     "assert_tied": "tying",
     "compare": "lab.compare",
     "count_params": "params",
     "ends": "hf",
     "family": "families",
+    "explain_backend": "loss",
     "find_ties": "tying",
+    "linear_cross_entropy": "loss",
+    "linear_logprobs": "loss",
     "predict_next": "predict",
     "tie": "tying",
     "tied_init_std": "transform",
@@ -47,14 +57,18 @@ __all__ = [
     "Head",
     "HeadTransform",
     "LMHeadError",
+    "LinearCrossEntropyLoss",
     "SourceError",
     "TopK",
     "assert_tied",
     "compare",
     "count_params",
     "ends",
+    "explain_backend",
     "family",
     "find_ties",
+    "linear_cross_entropy",
+    "linear_logprobs",
     "predict_next",
     "tie",
     "tied_init_std",

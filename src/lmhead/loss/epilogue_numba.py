@@ -1,0 +1,142 @@
+"""The epilogue as one fused pass on a CPU: what `epilogue` does, by `kernels`.
+
+float32 and bfloat16, row-major. Rows are split over as many threads as torch uses; the threads are
+Python's own (the kernels hold no lock), so nothing spins beside torch's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lmhead.loss import kernels
+from lmhead.loss.options import Options, Rows, Sums, Upstream
+from lmhead.transform import HeadTransform
+
+DTYPES = (torch.float32, torch.bfloat16)
+_NONE = torch.empty(0)
+_pools: dict[int, ThreadPoolExecutor] = {}
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pools.clear)
+
+
+def epilogue(
+    product: Tensor,
+    labels: Tensor,
+    options: Options,
+    *,
+    coef: Tensor | None,
+    bias: Tensor | None = None,
+    grad_bias: Tensor | None = None,
+) -> Rows:
+    """See `epilogue.epilogue`; product float32 or bfloat16, row-major, on the CPU."""
+    valid = options.rows(product.shape[1])
+    smooth, z_loss = np.float32(options.label_smoothing), np.float32(options.z_loss)
+    sums = Sums.start(labels.unsqueeze(-1), product, linear=bool(smooth), weighted=False)
+    bias = _NONE if bias is None else bias[:valid]
+    arrays = _arrays(
+        *(product[:, :valid], labels.unsqueeze(-1), sums.top, sums.total, sums.linear, sums.picked),
+        _NONE.expand(0) if coef is None else coef,
+    )
+
+    def work(rows: slice, part: NDArray[Any]) -> None:
+        p, y, top, total, linear, picked, c = (a[rows] for a in arrays)
+        kernels.epilogue(
+            *(p, _scales(options.transform), _array(bias), y, top, total, linear, picked, c),
+            *(smooth, z_loss, part),
+        )
+
+    _split(work, len(labels), None if grad_bias is None else grad_bias[:valid])
+    if coef is not None:
+        product[:, valid:] = 0
+    return sums.rows(options, valid)
+
+
+def accumulate(
+    product: Tensor,
+    transform: HeadTransform,
+    bias: Tensor | None,
+    ids: Tensor,
+    sums: Sums,
+) -> None:
+    """See `epilogue.accumulate`."""
+    arrays = _arrays(product, ids, *sums)
+
+    def work(rows: slice, part: NDArray[Any]) -> None:
+        p, at, top, total, weighted, linear, picked = (a[rows] for a in arrays)
+        kernels.accumulate(
+            *(p, _scales(transform), _array(_NONE if bias is None else bias), at, top, total),
+            *(weighted, linear, picked),
+        )
+
+    _split(work, len(product), None)
+
+
+def differentiate(
+    product: Tensor,
+    transform: HeadTransform,
+    bias: Tensor | None,
+    ids: Tensor,
+    sums: Sums,
+    up: Upstream,
+    grad_bias: Tensor | None,
+) -> None:
+    """See `epilogue.differentiate`."""
+    even = torch.zeros_like(up.softmax) if up.even is None else up.even
+    arrays = _arrays(product, ids, sums.top, sums.total, up.softmax, even, up.picked)
+    entropy = _array(_NONE if up.entropy is None else up.entropy)
+
+    def work(rows: slice, part: NDArray[Any]) -> None:
+        p, at, top, total, softmax, flat, picked = (a[rows] for a in arrays)
+        kernels.differentiate(
+            *(p, _scales(transform), _array(_NONE if bias is None else bias), at, top, total),
+            *(softmax, entropy[rows], flat, picked, part),
+        )
+
+    _split(work, len(product), grad_bias)
+
+
+def _split(
+    work: Callable[[slice, NDArray[Any]], None], rows: int, grad_bias: Tensor | None
+) -> None:
+    """Call `work` on equal parts of the rows, each with a part of the bias's gradient to fill."""
+    threads = max(1, min(torch.get_num_threads(), rows))
+    width = 0 if grad_bias is None else len(grad_bias)
+    parts = np.zeros((threads, width), np.float32)
+    bounds = [rows * i // threads for i in range(threads + 1)]
+    slices = [slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    if threads == 1:
+        work(slices[0], parts[0])
+    else:
+        if threads not in _pools:
+            _pools[threads] = ThreadPoolExecutor(threads - 1, thread_name_prefix="lmhead")
+        others = [_pools[threads].submit(work, *job) for job in zip(slices[1:], parts[1:], strict=True)]
+        work(slices[0], parts[0])
+        for other in others:
+            other.result()
+    if grad_bias is not None:
+        grad_bias += torch.from_numpy(parts.sum(0))
+
+
+def _scales(transform: HeadTransform) -> tuple[np.float32, np.float32, np.float32]:
+    cap = 0.0 if transform.softcap is None else transform.softcap
+    return np.float32(transform.hidden_scale), np.float32(transform.logit_scale), np.float32(cap)
+
+
+def _arrays(*tensors: Tensor) -> list[NDArray[Any]]:
+    return [_array(tensor) for tensor in tensors]
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    tensor = tensor.detach()
+    array: NDArray[Any] = (
+        tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
+    ).numpy()
+    return array
