@@ -7,11 +7,17 @@ second kernel takes blocks of tokens and columns instead of that sweep, so that 
 tokens are float32, need no atomics and come out the same each time. Kernels are compiled for each
 vocabulary's size.
 
+Logits are kept in base 2, as value · base2, so that one fused multiply-add gives the exponent of
+exp2: shifted by the maximum without a rounding in between, however large the offset. The sums are
+weighed by the same shifted exponents, so what is rounded in the maximum cancels.
+
 Triton's interpreter runs both on a CPU (TRITON_INTERPRET=1 before the first import of triton). It
 has no libdevice, so tanh is made of exp.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
@@ -23,6 +29,7 @@ from lmhead.loss.options import Options, Rows
 
 PARTS, LANES, WARPS = 4, 4096, 16  # a sweep's step is PARTS × LANES products
 TOKENS, COLUMNS, STEPS, BLOCK_WARPS = 16, 128, 16, 8  # a block: STEPS × TOKENS tokens
+LN2 = tl.constexpr(math.log(2))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -65,11 +72,13 @@ def epilogue(
             "the Triton loss takes products with contiguous rows (stride 1), got shape "
             f"{tuple(product.shape)} with strides {product.stride()}"
         )
-    # loss, lse, and what exact probabilities need: the maximum, the sum of exp(x - maximum)
+    # loss, lse, and what exact probabilities need: the maximum (base 2), the sum of exp(x - it)
     rows = torch.empty(4, n, dtype=torch.float32, device=product.device)
     if not n:
         return Rows(rows[0], rows[1])
     transform = options.transform
+    scale = transform.logit_scale * (transform.hidden_scale if bias is None else 1.0)
+    cap = transform.softcap
     arguments = (
         product,
         product.stride(0),
@@ -80,7 +89,8 @@ def epilogue(
         n,
         float(transform.hidden_scale),
         float(transform.logit_scale),
-        float(transform.softcap or 1),
+        1.0 if cap is None else scale / cap,
+        float(scale if cap is None else cap) * math.log2(math.e),
         float(options.label_smoothing),
         float(options.z_loss),
     )
@@ -88,7 +98,7 @@ def epilogue(
         "VALID": options.rows(columns),
         "WIDTH": columns,
         "BIAS": bias is not None,
-        "CAP": transform.softcap is not None,
+        "CAP": cap is not None,
     }
     with torch.cuda.device_of(product):
         _row_kernel[(n,)](
@@ -119,29 +129,25 @@ def epilogue(
 
 
 @triton.jit
-def _logit(product, bias, scores, BIAS: tl.constexpr, CAP: tl.constexpr):
-    """Logits x of products, and dx / dz, the cap's derivative."""
-    hidden_scale, logit_scale, softcap = scores
+def _score(product, bias, scales, BIAS: tl.constexpr, CAP: tl.constexpr):
+    """Values v of products, x · log2 e = v · base2, and the derivative of the cap."""
+    hidden_scale, inner, _ = scales
+    v = product
     if BIAS:
-        x = (product * hidden_scale + bias) * logit_scale
-    else:
-        x = product * (hidden_scale * logit_scale)
+        v = tl.fma(product, hidden_scale, bias)
     slope = 1.0
     if CAP:
-        u = x / softcap
-        small = tl.abs(u) < 0.55
-        e = tl.exp(-2.0 * tl.abs(u))
+        u = v * inner
+        e = tl.exp2(-2.8853900817779268 * tl.abs(u))  # exp(-2 |u|)
         inverse = 1.0 / (1.0 + e)
-        tanh = (1.0 - e) * inverse
-        tanh = tl.where(u < 0, -tanh, tanh)
+        far = (1.0 - e) * inverse
         # near zero 1 - e cancels: minimax polynomial for tanh there, 1 ulp
         s = u * u
-        series = 0.0157394409 * s - 0.0523025580
-        series = (series * s + 0.133152470) * s - 0.333327681
-        tanh = tl.where(small, series * s * u + u, tanh)
-        x = softcap * tanh
+        near = 0.0157394409 * s - 0.0523025580
+        near = (near * s + 0.133152470) * s - 0.333327681
+        v = tl.where(tl.abs(u) < 0.55, near * s * u + u, tl.where(u < 0, -far, far))
         slope = 4.0 * e * inverse * inverse
-    return x, slope
+    return v, slope
 
 
 @triton.jit
@@ -173,24 +179,29 @@ def _gather(
     product_ptr,
     bias_ptr,
     at,
-    scores,
+    scales,
     BIAS: tl.constexpr,
     CAP: tl.constexpr,
     SMOOTH: tl.constexpr,
     VALID: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """A step of the first sweep: each lane's maximum, sum of exp(x - maximum), sum of x."""
+    """A step of the first sweep: each lane's maximum, sum of exp(x - maximum), sum of v."""
     peak, mass, total = state
     product, b = _load(product_ptr, bias_ptr, at, BIAS, VALID, MASKED, "evict_last")
-    x, _ = _logit(product, b, scores, BIAS, CAP)
-    if SMOOTH:
-        total += tl.sum(tl.where(at < VALID, x, 0.0), 0)
+    v, _ = _score(product, b, scales, BIAS, CAP)
+    base2 = scales[2]
+    y = v * base2
     if MASKED:
-        x = tl.where(at < VALID, x, float("-inf"))
-    above = tl.maximum(peak, tl.max(x, 0))
-    mass = mass * tl.exp(peak - above) + tl.sum(tl.exp(x - above[None, :]), 0)
-    return above, mass, total
+        y = tl.where(at < VALID, y, float("-inf"))
+    above = tl.maximum(peak, tl.max(y, 0))
+    term = tl.exp2(tl.fma(v, base2, -above[None, :]))
+    if MASKED:
+        v = tl.where(at < VALID, v, 0.0)
+        term = tl.where(at < VALID, term, 0.0)
+    if SMOOTH:
+        total += tl.sum(v, 0)
+    return above, mass * tl.exp2(peak - above) + tl.sum(term, 0), total
 
 
 @triton.jit
@@ -198,20 +209,24 @@ def _replace(
     product_ptr,
     bias_ptr,
     at,
-    scores,
-    label,
+    scales,
     softmax,
     BIAS: tl.constexpr,
     CAP: tl.constexpr,
+    SMOOTH: tl.constexpr,
     VALID: tl.constexpr,
     WIDTH: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """A step of the second sweep: the gradient in the products' place."""
-    top, share, hit, spread, factor = softmax
+    """A step of the second sweep: in the products' place the gradient, as of no label."""
+    top, share, spread = softmax
     product, b = _load(product_ptr, bias_ptr, at, BIAS, VALID, MASKED, "evict_first")
-    x, slope = _logit(product, b, scores, BIAS, CAP)
-    g = (tl.exp(x - top) * share - tl.where(at == label, hit, 0.0) - spread) * slope * factor
+    v, slope = _score(product, b, scales, BIAS, CAP)
+    g = tl.exp2(tl.fma(v, scales[2], -top)) * share
+    if SMOOTH:
+        g -= spread
+    if CAP:
+        g *= slope
     g = g.to(product_ptr.dtype.element_ty)
     if MASKED:
         g = tl.where(at < VALID, g, 0.0)
@@ -231,7 +246,8 @@ def _row_kernel(
     n,
     hidden_scale,
     logit_scale,
-    softcap,
+    inner,
+    base2,
     smoothing,
     z_loss,
     VALID: tl.constexpr,
@@ -248,10 +264,10 @@ def _row_kernel(
     row = tl.program_id(0)
     product_ptr += row.to(tl.int64) * stride
     label = tl.load(label_ptr + row).to(tl.int32)
-    scores = (hidden_scale, logit_scale, softcap)
+    scales = (hidden_scale, inner, base2)
 
     product, b = _load(product_ptr, bias_ptr, label, BIAS, VALID, False, "")
-    at_label, _ = _logit(product, b, scores, BIAS, CAP)
+    at_label, label_slope = _score(product, b, scales, BIAS, CAP)
 
     # one thread holds all PARTS of its lanes: they need one rescaling, and no other thread
     tile = tl.arange(0, PARTS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
@@ -259,20 +275,20 @@ def _row_kernel(
     state = (lowest, tl.zeros([LANES], tl.float32), tl.zeros([LANES], tl.float32))
     for start in range(0, WHOLE, STEP):
         at = start + tile
-        state = _gather(state, product_ptr, bias_ptr, at, scores, BIAS, CAP, SMOOTH, VALID, False)
+        state = _gather(state, product_ptr, bias_ptr, at, scales, BIAS, CAP, SMOOTH, VALID, False)
     if WHOLE < VALID:
         at = WHOLE + tile
-        state = _gather(state, product_ptr, bias_ptr, at, scores, BIAS, CAP, SMOOTH, VALID, True)
+        state = _gather(state, product_ptr, bias_ptr, at, scales, BIAS, CAP, SMOOTH, VALID, True)
     peak, mass, total = state
     top = tl.max(peak, 0)
-    norm = tl.sum(mass * tl.exp(peak - top), 0)
-    log_sum = tl.log(norm)
-    lse = top + log_sum
-    loss = log_sum - (at_label - top)
+    norm = tl.sum(mass * tl.exp2(peak - top), 0)
+    log_norm = tl.log2(norm)
+    lse = LN2 * (top + log_norm)
+    loss = log_norm - tl.fma(at_label, base2, -top)
     if SMOOTH:
         mean = tl.sum(total, 0) / VALID
-        loss = (1.0 - smoothing) * loss + smoothing * (log_sum - (mean - top))
-    loss += z_loss * lse * lse
+        loss = (1.0 - smoothing) * loss + smoothing * (log_norm - tl.fma(mean, base2, -top))
+    loss = LN2 * loss + z_loss * lse * lse
     tl.store(rows_ptr + row, loss)
     tl.store(rows_ptr + n + row, lse)
     tl.store(rows_ptr + 2 * n + row, top)
@@ -281,17 +297,24 @@ def _row_kernel(
     if GRAD:
         factor = tl.load(coef_ptr + row).to(tl.float32) * logit_scale * hidden_scale
         share = (1.0 + 2.0 * z_loss * lse) / norm
-        softmax = (top, share, 1.0 - smoothing, smoothing / VALID, factor)
+        spread = smoothing / VALID
+        softmax = (top, share * factor, spread * factor)
         for start in range(WHOLE, WIDTH, STEP):
             at = start + tile
             _replace(
-                *(product_ptr, bias_ptr, at, scores, label, softmax, BIAS, CAP, VALID, WIDTH, True)
+                *(product_ptr, bias_ptr, at, scales, softmax),
+                *(BIAS, CAP, SMOOTH, VALID, WIDTH, True),
             )
         for start in range(0, WHOLE, STEP):
             at = WHOLE - STEP - start + tile
             _replace(
-                *(product_ptr, bias_ptr, at, scores, label, softmax, BIAS, CAP, VALID, WIDTH, False)
+                *(product_ptr, bias_ptr, at, scales, softmax),
+                *(BIAS, CAP, SMOOTH, VALID, WIDTH, False),
             )
+        p = tl.exp2(tl.fma(at_label, base2, -top)) * share
+        g = (p - (1.0 - smoothing) - spread) * label_slope * factor
+        tl.debug_barrier()  # after the store of the thread that holds the label's column
+        tl.store(product_ptr + label, g.to(product_ptr.dtype.element_ty))
 
 
 @triton.jit
@@ -305,7 +328,8 @@ def _block_kernel(
     n,
     hidden_scale,
     logit_scale,
-    softcap,
+    inner,
+    base2,
     smoothing,
     z_loss,
     sums_ptr,
@@ -317,7 +341,7 @@ def _block_kernel(
     COLUMNS: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    scores = (hidden_scale, logit_scale, softcap)
+    scales = (hidden_scale, inner, base2)
     at = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     first = tl.program_id(1) * (STEPS * TOKENS) + tl.arange(0, TOKENS)[:, None]
     b = 0.0
@@ -336,9 +360,9 @@ def _block_kernel(
 
         place = product_ptr + row.to(tl.int64) * stride + at
         product = tl.load(place, real & (at < VALID), other=0.0).to(tl.float32)
-        x, slope = _logit(product, b, scores, BIAS, CAP)
+        v, slope = _score(product, b, scales, BIAS, CAP)
         hit = tl.where(at == label, 1.0 - smoothing, 0.0)
-        g = (tl.exp(x - top) * share - hit - smoothing / VALID) * slope * factor
+        g = (tl.exp2(tl.fma(v, base2, -top)) * share - hit - smoothing / VALID) * slope * factor
         g = tl.where(real & (at < VALID), g, 0.0)
         total += g
         g *= hidden_scale
