@@ -174,7 +174,7 @@ def test_a_wrong_record_fails(name, change, reason, monkeypatch):
 
 
 def test_a_dropped_bias_fails(monkeypatch):
-    monkeypatch.setattr("lmhead.hf._bias", lambda *_: None)
+    monkeypatch.setattr("lmhead.hf.views.head_bias", lambda *_: None)
     assert {r.status for r in check_family(FAMILIES["phi"])} == {"failed"}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -56,7 +56,8 @@ class Measurement:
     """The two ends of a model as measured.
 
     `embedding_error` and `logit_error` are the largest deviations from what the numbers explain,
-    relative to the largest value; `unknown` says in words what they do not explain, or is "".
+    relative to the largest value; `unknown_head` and `unknown_reading` say in words what they do
+    not explain, or are "".
     """
 
     embedding_scale: float
@@ -65,7 +66,15 @@ class Measurement:
     valid_rows: int | None
     embedding_error: float
     logit_error: float
-    unknown: str
+    unknown_head: str = ""
+    unknown_reading: str = ""
+
+    @property
+    def unknown(self) -> str:
+        """What is not explained, in words, or ""."""
+        if self.unknown_head or not self.unknown_reading:
+            return self.unknown_head
+        return f"from hidden state to logits {self.head}, but {self.unknown_reading}"
 
     @property
     def head(self) -> str:
@@ -113,31 +122,29 @@ def measure(model: Any, table: Any, writer: Any) -> Measurement:
         width = first.logits.shape[-1]
         valid_rows = width if width < product.shape[-1] else None
         logit_scale, logit_error = _factor(first.logits, product[..., :width])
-    found = Measurement(
+    unknown_head = unknown_reading = ""
+    if not (logit_error < math.inf and first.logits.isfinite().all()):
+        unknown_head = "logits are not finite, or of another shape than the product"
+    elif logit_error > _tolerance(first.logits):
+        unknown_head = (
+            f"logits are no multiple of the product (the largest deviation is {logit_error:.2g} "
+            "of the largest logit)"
+        )
+    if not embedding_error <= _tolerance(read):
+        unknown_reading = (
+            "what the body reads is no multiple of the table's rows (the largest deviation is "
+            f"{embedding_error:.2g} of the largest value)"
+        )
+    return Measurement(
         embedding_scale=embedding_scale,
         hidden_scale=hidden_scale,
         logit_scale=logit_scale,
         valid_rows=valid_rows,
         embedding_error=embedding_error,
         logit_error=logit_error,
-        unknown="",
+        unknown_head=unknown_head,
+        unknown_reading=unknown_reading,
     )
-    if not (logit_error < math.inf and first.logits.isfinite().all()):
-        unknown = "logits are not finite, or of another shape than the product"
-    elif logit_error > _tolerance(first.logits):
-        unknown = (
-            f"logits are no multiple of the product (the largest deviation is {logit_error:.2g} "
-            "of the largest logit)"
-        )
-    elif not embedding_error <= _tolerance(read):
-        unknown = (
-            f"from hidden state to logits {found.head}, but what the body reads is no multiple of "
-            f"the table's rows (the largest deviation is {embedding_error:.2g} of the largest "
-            "value)"
-        )
-    else:
-        return found
-    return replace(found, unknown=unknown)
 
 
 def observe(model: Any, table: Any, writer: Any, ids: Tensor) -> Observation:
@@ -152,7 +159,7 @@ def observe(model: Any, table: Any, writer: Any, ids: Tensor) -> Observation:
     inputs = {"input_ids": ids}
     if getattr(model.config, "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = ids
-    with _evaluating(model), seen.watching(model):
+    with evaluating(model), seen.watching(model):
         try:
             out = model(**inputs, use_cache=False) if _takes_cache(model) else model(**inputs)
         except Exception as error:  # whatever a model's own code raises
@@ -237,7 +244,8 @@ def _tensors(value: Any, floating: bool = True) -> Iterator[Tensor]:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, and back to what each of its modules was in."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -84,8 +84,40 @@ def ends(model: Any) -> Ends:
     head = Head(rows, width, transform=transform, tied_to=embed if tied else None, device="meta")
     if not tied:
         head.weight = writer.weight
-    head.bias = _bias(model, writer)
+    head.bias = head_bias(model, writer)
     return Ends(embed, head, record, found)
+
+
+def head_transform(model: Any, table: Any, writer: Any) -> HeadTransform:
+    """What a live model does between hidden state and logits, by its record or as measured.
+
+    Args:
+        model: a language model, and `table` and `writer` as `end_modules` gives them.
+
+    Raises:
+        LMHeadError: no record, and the product does not explain the logits.
+    """
+    if getattr(model.config, "model_type", "") in FAMILIES:
+        return HeadTransform.from_config(model.config)
+    found = measure(model, table, writer)
+    if found.unknown_head:
+        raise LMHeadError(f"{type(model).__name__}: unknown transform: {found.unknown_head}")
+    return HeadTransform(
+        hidden_scale=found.hidden_scale,
+        logit_scale=found.logit_scale,
+        valid_rows=found.valid_rows,
+    )
+
+
+def head_bias(model: Any, writer: Any) -> nn.Parameter | None:
+    """The head's bias: the module's own, or the buffer that some encoder-decoders add."""
+    bias = getattr(writer, "bias", None)
+    if isinstance(bias, nn.Parameter):
+        return bias
+    buffer = getattr(model, "final_logits_bias", None)
+    if isinstance(buffer, Tensor):
+        return nn.Parameter(buffer.detach().view(-1), requires_grad=False)
+    return None
 
 
 def derived_family(model: Any, table: Any, writer: Any, found: Measurement) -> Family:
@@ -161,17 +193,6 @@ def end_modules(model: Any) -> tuple[Any, Any]:
         if not weight.is_floating_point():
             raise LMHeadError(f"the {name} of {kind} is stored as {weight.dtype}")
     return table, writer
-
-
-def _bias(model: Any, writer: Any) -> nn.Parameter | None:
-    """The head's bias: the module's own, or the buffer that some encoder-decoders add."""
-    bias = getattr(writer, "bias", None)
-    if isinstance(bias, nn.Parameter):
-        return bias
-    buffer = getattr(model, "final_logits_bias", None)
-    if isinstance(buffer, Tensor):
-        return nn.Parameter(buffer.detach().view(-1), requires_grad=False)
-    return None
 
 
 def _rounded(scale: float, factor: Factor | None, dtype: torch.dtype) -> float:
