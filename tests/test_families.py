@@ -149,15 +149,27 @@ def test_conformance(record):
 
 
 WRONG = {
-    "logit_scale": ("granite", {"logit_scale": Factor("logits_scaling", 1.0)}, "logits"),
+    "a scale's inverse": ("granite", {"logit_scale": Factor("logits_scaling", 1.0)}, "logits"),
+    "a forgotten scale": ("granite", {"logit_scale": None}, "logits"),
     "a dropped scale": ("cohere", {"logit_scale": None}, "logits"),
+    "a forgotten multiplier": ("falcon_h1", {"embedding_scale": None}, "embedding"),
     "a dropped cap": ("gemma2", {"softcap": None}, "log-probabilities"),
+    "a cap that is off by default": ("gemma3_text", {"softcap": None}, "logits"),
     "a slightly wrong cap": ("gemma2", {"softcap": Factor("x", 30.001)}, "logits"),
+    "the text model's cap": ("paligemma", {"softcap": None}, "logits"),
+    "rows that are cut": ("inkling_text", {"rows": None}, "logits"),
     "an embedding scale": ("gemma", {"embedding_scale": None}, "embedding"),
-    "its inverse": ("minicpm3", {"hidden_scale": Factor("hidden_size", per="x")}, "logits"),
+    "one that a switch turns on": ("bart", {"embedding_scale": None}, "embedding"),
+    "a ratio's inverse": (
+        "minicpm3", {"hidden_scale": Factor("hidden_size", 1.0, per="x")}, "logits"
+    ),
     "the flag": ("llama", {"follows": "always"}, "flag"),
-    "the layers before": ("t5", {"hidden_scale": None}, "logits"),
-}
+    "a bias": ("phi", {"bias": ""}, "the bias"),
+    "a bias that is not there": ("llama", {"bias": "lm_head.bias"}, "the bias"),
+    "layers before": ("bert", {"before": ""}, "hidden state"),
+    "layers that are not there": ("llama", {"before": "dense"}, "before"),
+    "the hidden scale": ("t5", {"hidden_scale": None}, "logits"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "change", "reason"), WRONG.values(), ids=WRONG)
@@ -176,6 +188,26 @@ def test_a_wrong_record_fails(name, change, reason, monkeypatch):
 def test_a_dropped_bias_fails(monkeypatch):
     monkeypatch.setattr("lmhead.hf.views.head_bias", lambda *_: None)
     assert {r.status for r in check_family(FAMILIES["phi"])} == {"failed"}
+
+
+def test_nothing_compared_is_no_pass(monkeypatch):
+    def missing(*_):
+        raise ImportError("no such package")
+
+    shown = CliRunner().invoke(cli, ["conformance", "--family", "minicpm"], standalone_mode=False)
+    assert shown.return_value == 1
+    monkeypatch.setattr(conformance, "random_model", missing)
+    outcome = conformance.run_conformance(["gpt2"])
+    assert {r.status for r in outcome.results} == {"not run"}
+    assert not outcome.passed
+
+
+def test_an_error_that_is_no_number_fails_and_can_be_printed(monkeypatch):
+    monkeypatch.setattr(conformance, "_error", lambda *_: float("nan"))
+    outcome = conformance.run_conformance(["gpt2"])
+    assert {r.status for r in outcome.results} == {"failed"}
+    assert {r.max_error for r in outcome.results} == {None}
+    json.dumps(outcome.to_dict(), allow_nan=False)
 
 
 def test_every_causal_architecture():
@@ -199,11 +231,6 @@ UNEXPLAINED = {
     "blt", "cpmant", "dory", "gemma4_assistant", "gemma4_unified_assistant", "musicgen",
     "musicgen_melody", "prophetnet", "qwen4_exp", "qwen4_exp_text", "roc_bert", "zaya",
 }  # fmt: skip
-
-
-def test_what_is_not_finite_is_not_explained():
-    with pytest.raises(LMHeadError, match="unknown transform: logits are not finite"):
-        lmhead.ends(OldModel(after=lambda logits: logits * torch.nan))
 
 
 # --- ends(model) ----------------------------------------------------------------------------
@@ -319,11 +346,92 @@ def test_a_model_of_no_library_is_measured():
 
 
 @pytest.mark.parametrize(
-    "after", [lambda z: 2 * torch.tanh(z / 2), lambda z: z + torch.arange(50.0), lambda z: z * z]
+    "after",
+    [
+        lambda z: 30 * torch.tanh(z / 30),
+        lambda z: z + torch.arange(50.0).to(z),
+        lambda z: z * z,
+        lambda z: torch.full_like(z, torch.nan),
+    ],
+    ids=["cap", "bias", "square", "nan"],
 )
-def test_an_unknown_transform_is_said_to_be_one(after):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_unknown_transform_is_said_to_be_one(after, dtype):
+    """Also where the model's own logits are too small for a cap to show."""
+    model = OldModel(after=after).to(dtype)
     with pytest.raises(LMHeadError, match="OldModel: unknown transform: logits are no multiple"):
-        lmhead.ends(OldModel(after=after))
+        lmhead.ends(model)
+
+
+def test_a_small_factor_shows_in_bfloat16():
+    found = lmhead.ends(OldModel(after=lambda z: z * 1.02).to(torch.bfloat16))
+    assert found.head.transform.logit_scale == pytest.approx(1.02, abs=2e-3)
+
+
+def test_a_head_of_zeros_can_be_measured_and_trained():
+    model = OldModel(after=lambda z: z * 0.5)
+    model.lm_head.weight = nn.Parameter(torch.zeros(50, 8))
+    head = lmhead.ends(model).head
+    assert head.transform.logit_scale == 0.5
+    head.loss(torch.randn(3, 8), torch.tensor([1, 2, 3])).backward()
+    assert head.weight.grad.any()
+    model.embed.weight.data.zero_()
+    with pytest.raises(LMHeadError, match="what the body reads is no multiple"):
+        lmhead.ends(model)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [("camembert", "CamembertForCausalLM"), ("electra", "ElectraForCausalLM")],
+)
+def test_layers_of_the_heads_own_are_seen(model_type, architecture):
+    with quiet():
+        model = random_model(model_type, architecture, {"is_decoder": True})
+    found = lmhead.ends(model)
+    assert found.measured.before
+    assert found.family.before == "layers of the head's own"
+    assert found.family.transform.startswith("layers of the head's own")
+
+
+def test_a_class_of_ones_own_is_measured():
+    class Tripled(transformers.LlamaForCausalLM):
+        def forward(self, *args, **kwargs):
+            out = super().forward(*args, **kwargs)
+            out.logits = out.logits * 3
+            return out
+
+    found = lmhead.ends(Tripled(tiny_config("llama")))
+    assert found.head.transform.logit_scale == pytest.approx(3)
+    assert found.measured is not None
+
+
+def wrapped(text, text_type):
+    """A LLaVA around another text model."""
+    whole = tiny_config("llava").to_dict()
+    inner = tiny_config(text_type, text).to_dict()
+    config = CONFIG_MAPPING["llava"].from_dict(whole | {"text_config": inner})
+    with quiet():
+        return transformers.LlavaForConditionalGeneration(config).double().eval()
+
+
+def test_a_text_model_that_scales_inside():
+    """LLaVA around Granite: rows are scaled inside, the text model's logit scale is not used."""
+    model = wrapped({"embedding_multiplier": 12.0, "logits_scaling": 8.0}, "granite")
+    found = lmhead.ends(model)
+    assert found.embed.scale == 12.0
+    assert found.head.transform == HeadTransform()
+    assert check_model(model).status == "passed"
+
+
+def test_a_text_model_without_a_record():
+    """Its embedding is measured; the head is the wrapper's, and known."""
+    model = wrapped({}, "helium")
+    found = lmhead.ends(model)
+    assert found.measured is not None
+    assert found.family is FAMILIES["llava"]
+    assert found.embed.scale == 1
+    assert HeadTransform.from_config(model.config) == HeadTransform()
+    assert settings(model.config).embedding_scale is None
 
 
 def test_measuring_leaves_the_model_as_it_was():
@@ -339,8 +447,13 @@ def test_models_that_have_no_plain_ends():
     config = tiny_config("llama")
     with pytest.raises(LMHeadError, match="LlamaForSequenceClassification has no head"):
         lmhead.ends(transformers.LlamaForSequenceClassification(config))
-    with pytest.raises(LMHeadError, match="Linear has no get_input_embeddings"):
-        lmhead.ends(nn.Linear(2, 2))
+    for nothing in (nn.Linear(2, 2), transformers.LlamaForCausalLM, None, 3):
+        with pytest.raises(LMHeadError, match="is no live model with a config"):
+            lmhead.ends(nothing)
+    with pytest.raises(LMHeadError, match=r"pass its \.module"):
+        lmhead.ends(nn.DataParallel(build(FAMILIES["gpt2"])))
+    with pytest.raises(LMHeadError, match="meta device: without values it cannot be measured"):
+        lmhead.ends(OldModel().to("meta"))
     model = build(FAMILIES["llama"], tie_word_embeddings=False)
     model.lm_head.base_layer = nn.Linear(2, 2)
     with pytest.raises(LMHeadError, match=r"the head of LlamaForCausalLM is wrapped by an adapter"):
@@ -416,6 +529,52 @@ def test_errors(tmp_path):
         family(tmp_path)
     with pytest.raises(SourceError):
         family(tmp_path / "nothing" / "there")
+
+
+HOSTILE = [
+    {"model_type": "granite", "logits_scaling": value}
+    for value in ("8", [], 0, -1, 1e-320, 10**400, float("inf"), float("nan"), True, None)
+] + [
+    {"model_type": "minicpm3", "hidden_size": 0},
+    {"model_type": "minicpm3", "hidden_size": None},
+    {"model_type": "t5", "d_model": -4},
+    {"model_type": "t5", "scale_decoder_outputs": "false"},
+    {"model_type": "gemma2", "final_logit_softcapping": "30"},
+    {"model_type": "inkling_text", "unpadded_vocab_size": float("inf")},
+    {"model_type": "llama", FLAG: "true"},
+    {"model_type": "llama", FLAG: 1},
+    {"model_type": "llava", "text_config": "llama"},
+    {"model_type": "llava", "text_config": []},
+    {"model_type": "paligemma", "text_config": {"model_type": ["a"]}},
+    {"model_type": "phimoe", "lm_head_bias": "no"},
+    {"model_type": ["llama"]},
+    {"model_type": ""},
+]
+
+
+@pytest.mark.parametrize("raw", HOSTILE, ids=repr)
+def test_hostile_configs_get_one_line(raw):
+    with pytest.raises(LMHeadError) as caught:
+        settings(raw)
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize("name", ["", "~nosuch/x", "x" * 5000, "a\nb", "a\0b", "/no/such", "."])
+def test_hostile_names(name):
+    with pytest.raises(LMHeadError) as caught:
+        family(name)
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 300
+    shown = CliRunner().invoke(cli, ["conformance", "--family", name], standalone_mode=False)
+    assert isinstance(shown.exception, LMHeadError)
+    assert shown.exception.exit_code == 2
+
+
+def test_text_types_of_multimodal_configs():
+    assert family("qwen2_vl_text") is FAMILIES["qwen2"]
+    config = tiny_config("qwen2_vl").text_config
+    assert family(config) is FAMILIES["qwen2"]
 
 
 @pytest.mark.parametrize("count", bundled(), ids=lambda count: count.name)

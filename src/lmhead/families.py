@@ -7,14 +7,15 @@ torch nor transformers is imported.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lmhead.config_file import read_config
-from lmhead.errors import LMHeadError
+from lmhead.errors import LMHeadError, SourceError, first_line, short
 from lmhead.family_table import ROWS
-from lmhead.records import Factor, Family, read_path, read_setting
+from lmhead.records import Factor, Family, read_path, read_setting, read_switch
 
 # Types that stand only inside multimodal configs, and the family that their text model is of.
 _TEXT_TYPES = {
@@ -33,14 +34,14 @@ class Settings:
 
     `tied` is what the library makes of the flags (where both ends are stored and differ, it keeps
     them apart all the same); `embedding` the factor on the rows read, or None, and
-    `embedding_scale` its value; `head` the arguments of `HeadTransform`; `bias` whether the head
-    has one.
+    `embedding_scale` its value, None where the text model is of a type without a record; `head` the
+    arguments of `HeadTransform`; `bias` whether the head of the record's class has one.
     """
 
     family: Family
     tied: bool
     embedding: Factor | None
-    embedding_scale: float
+    embedding_scale: float | None
     head: dict[str, Any]
     bias: bool
 
@@ -71,37 +72,51 @@ def settings(source: Any, record: Family | None = None) -> Settings:
 
     Raises: as `family`.
     """
-    config = (
-        {"model_type": source}
-        if isinstance(source, str) and source in FAMILIES
-        else _config(source)
-    )
+    config = {"model_type": source} if _is_type(source) else _config(source)
     record = record or _record(read_setting(config, "model_type", None))
-    text, text_family = config, None
+    text, text_type, text_family = config, "", None
     if record.text:
-        inner = read_setting(config, record.text[0], None)
-        text = {} if inner is None else inner
+        text = read_setting(config, record.text[0], None)
+        if text is None:
+            text = {}
+        elif not (isinstance(text, Mapping) or hasattr(text, "model_type")):
+            raise LMHeadError(f"{record.text[0]} is {short(repr(text))}, and must be a config")
         text_type = read_setting(text, "model_type", None) or record.text[1]
-        text_family = _record(_TEXT_TYPES.get(text_type, text_type))
-    embedding = _own(record, text_family, "embedding_scale")
-    scale = embedding.value(text) if embedding else None
+        text_family = _find(text_type)
+
+    def own(name: str) -> Factor | None:
+        factor = getattr(record, name)
+        if factor == "text":
+            if text_family is None:
+                raise _unknown(text_type)
+            factor = getattr(text_family, name)
+        return factor if isinstance(factor, Factor) else None
+
+    embedding, scale = None, None
+    if record.embedding_scale != "text" or text_family is not None:
+        embedding = own("embedding_scale")
+        value = embedding.value(text) if embedding else None
+        scale = 1.0 if value is None else value
     head: dict[str, Any] = {}
     for name in ("hidden_scale", "logit_scale", "softcap"):
-        factor = _own(record, text_family, name)
+        factor = own(name)
         value = factor.value(text) if factor else None
         if value is not None:
             head[name] = value
     rows = record.rows.value(text) if record.rows else None
     if rows is not None:
         head["valid_rows"] = int(rows)
-    bias = record.bias and (not record.bias_when or read_setting(text, record.bias_when, True))
+    has_bias = bool(record.bias)
+    if record.bias_when:
+        said = read_switch(text, record.bias_when)
+        has_bias = record.bias_default if said is None else said
     return Settings(
         family=record,
         tied=_tied(record, config),
         embedding=embedding,
-        embedding_scale=1.0 if scale is None else scale,
+        embedding_scale=scale,
         head=head,
-        bias=bool(bias),
+        bias=has_bias,
     )
 
 
@@ -109,30 +124,42 @@ def _is_type(source: Any) -> bool:
     """Whether it is a model type, rather than a path or an object."""
     if not isinstance(source, str):
         return False
-    return source in FAMILIES or ("/" not in source and not Path(source).exists())
-
-
-def _own(record: Family, text_family: Family | None, name: str) -> Factor | None:
-    factor = getattr(record, name)
-    if factor == "text":
-        factor = getattr(text_family, name)
-    return factor if isinstance(factor, Factor) else None
+    if not source or source in FAMILIES or source in _TEXT_TYPES:
+        return True
+    try:
+        return "/" not in source and not Path(source).exists()
+    except (OSError, ValueError):  # too long for a path, or a NUL in it
+        return True
 
 
 def _tied(record: Family, config: Any) -> bool:
     if record.follows in ("always", "never"):
         return record.follows == "always"
     said = [read_path(config, flag) for flag in record.flags]
-    if record.follows == "either" and any(flag is True for flag in said):
+    for place, flag in zip(record.flags, said, strict=True):
+        if flag is not None and not isinstance(flag, bool):
+            raise LMHeadError(f"{place} is {short(repr(flag))}, and must be true or false")
+    if record.follows == "either" and any(said):
         return True
-    return said[0] if isinstance(said[0], bool) else record.tied_default
+    return record.tied_default if said[0] is None else bool(said[0])
 
 
 def _config(source: Any) -> Any:
     """The config behind what a caller may pass."""
     if isinstance(source, str | Path):
-        return read_config(Path(source).expanduser())
+        try:
+            return read_config(Path(source).expanduser())
+        except (RuntimeError, ValueError) as error:  # no such home folder, a NUL
+            if isinstance(error, LMHeadError):
+                raise
+            raise SourceError(f"{short(str(source))!r} is no path: {first_line(error)}") from error
     return getattr(source, "config", source)
+
+
+def _find(model_type: Any) -> Family | None:
+    if not isinstance(model_type, str):
+        return None
+    return FAMILIES.get(_TEXT_TYPES.get(model_type, model_type))
 
 
 def _record(model_type: Any) -> Family:
@@ -141,11 +168,17 @@ def _record(model_type: Any) -> Family:
             "there is no model_type in it",
             "pass a config, a model, a folder with a config.json, or a model type",
         )
-    if model_type not in FAMILIES:
-        close = difflib.get_close_matches(model_type, FAMILIES, 3, 0.6)
-        raise LMHeadError(
-            f"no record for model type {model_type!r}",
-            (f"close: {', '.join(close)}; " if close else "")
-            + "`lmhead families` lists them; lmhead.ends(model) measures a live model",
-        )
-    return FAMILIES[model_type]
+    record = _find(model_type)
+    if record is None:
+        raise _unknown(model_type)
+    return record
+
+
+def _unknown(model_type: Any) -> LMHeadError:
+    name = short(str(model_type))
+    close = difflib.get_close_matches(name, FAMILIES, 3, 0.6)
+    return LMHeadError(
+        f"no record for model type {name!r}",
+        (f"close: {', '.join(close)}; " if close else "")
+        + "`lmhead families` lists them; lmhead.ends(model) measures a live model",
+    )

@@ -12,8 +12,8 @@ from lmhead.records import FLAG, Factor, Family
 
 Shared = dict[str, Any]
 
-_CAP30: Shared = {"softcap": Factor("final_logit_softcapping", 30.0)}
-_CAP: Shared = {"softcap": Factor("final_logit_softcapping")}
+_CAP30: Shared = {"softcap": Factor("final_logit_softcapping", 30.0, nullable=True)}
+_CAP: Shared = {"softcap": Factor("final_logit_softcapping", nullable=True)}
 _GEMMA4: Shared = {"module": "gemma4", "other_heads": ("embed_tokens_per_layer.",)}
 _COHERE: Shared = {"logit_scale": Factor("logit_scale", 0.0625)}
 _GRANITE: Shared = {
@@ -153,6 +153,7 @@ ROWS = (
         "PhimoeForCausalLM",
         bias="lm_head.bias",
         bias_when="lm_head_bias",
+        bias_default=False,
     ),
     _row("gemma", "Gemma 1", True, "GemmaForCausalLM", embedding_scale=_gemma(3072)),
     _row("gemma2", "Gemma 2", True, "Gemma2ForCausalLM", embedding_scale=_gemma(2304), **_CAP30),
@@ -171,7 +172,7 @@ ROWS = (
         True,
         "Gemma3nForCausalLM",
         embedding_scale=_gemma(2048),
-        softcap=Factor("final_logit_softcapping", 30.0, nullable=False),
+        softcap=Factor("final_logit_softcapping", 30.0),
         other_heads=("embed_tokens_per_layer.",),
         module="gemma3n",
     ),
@@ -207,7 +208,7 @@ ROWS = (
         True,
         "RecurrentGemmaForCausalLM",
         embedding_scale=Factor("hidden_size", 2560, power=0.5, stored="bfloat16"),
-        softcap=Factor("logits_soft_cap", 30.0, nullable=False),
+        softcap=Factor("logits_soft_cap", 30.0),
     ),
     _row("qwen2", "Qwen 2, Qwen 2.5", False, "Qwen2ForCausalLM"),
     _row("qwen2_moe", "Qwen 2 MoE", False, "Qwen2MoeForCausalLM"),
@@ -227,7 +228,7 @@ ROWS = (
         "Cohere Compass (text)",
         True,
         "CohereCompassForCausalLM",
-        logit_scale=Factor("logit_scale"),
+        logit_scale=Factor("logit_scale", nullable=True),
         module="cohere_compass",
     ),
     _row("granite", "Granite", False, "GraniteForCausalLM", **_GRANITE),
@@ -285,7 +286,7 @@ ROWS = (
         "nanochat",
         False,
         "NanoChatForCausalLM",
-        softcap=Factor("final_logit_softcapping", 15.0),
+        softcap=Factor("final_logit_softcapping", 15.0, nullable=True),
         note="an RMSNorm follows the embedding",
     ),
     _row("gpt_oss", "GPT-OSS", False, "GptOssForCausalLM"),
@@ -303,8 +304,9 @@ ROWS = (
         False,
         "InklingForCausalLM",
         hidden_scale=Factor("logits_mup_width_multiplier", 24.0, power=-1),
-        rows=Factor("unpadded_vocab_size"),
+        rows=Factor("unpadded_vocab_size", nullable=True),
         follows="never",
+        note="an RMSNorm stands inside the embedding",
         module="inkling",
     ),
     _row(
@@ -314,11 +316,11 @@ ROWS = (
         "Inkling2ForCausalLM",
         embedding="model.llm.embed.weight",
         head="model.llm.unembed.weight",
-        softcap=Factor("final_logit_softcapping", 30.0, nullable=False),
+        softcap=Factor("final_logit_softcapping", 30.0),
         follows="never",
         module="inkling2",
         note="files pad the head with zero rows to vocab_size; the model cuts it to "
-        "unpadded_vocab_size",
+        "unpadded_vocab_size. An RMSNorm stands inside the embedding",
     ),
     _row(
         "inkling2_loop_text",
@@ -327,8 +329,9 @@ ROWS = (
         "Inkling2LoopForCausalLM",
         embedding="model.llm.embed.weight",
         head="model.llm.unembed.weight",
-        softcap=Factor("final_logit_softcapping", 30.0, nullable=False),
+        softcap=Factor("final_logit_softcapping", 30.0),
         follows="never",
+        note="as inkling2_text",
         module="inkling2_loop",
     ),
     _row(
@@ -337,7 +340,7 @@ ROWS = (
         False,
         "xLSTMForCausalLM",
         embedding="backbone.embeddings.weight",
-        softcap=Factor("output_logit_soft_cap", 30.0, nullable=False),
+        softcap=Factor("output_logit_soft_cap", 30.0),
         follows="never",
     ),
     _row(
@@ -447,6 +450,20 @@ ROWS = (
         },
     ),
     _row(
+        "gemma4_unified",
+        "Gemma 4 unified",
+        True,
+        "Gemma4UnifiedForConditionalGeneration",
+        **{
+            **_MULTIMODAL,
+            "text": ("text_config", "gemma4_unified_text"),
+            "embedding": "model.language_model.embed_tokens.weight",
+            "head": "lm_head.weight",
+            "softcap": "text",
+            "note": "",
+        },
+    ),
+    _row(
         "aya_vision",
         "Aya Vision",
         True,
@@ -510,15 +527,15 @@ ROWS = (
         "MiniCPM 1/2",
         True,
         embedding_scale=Factor("scale_emb", 1.0),
-        hidden_scale=Factor("dim_model_base", per="hidden_size"),
+        hidden_scale=Factor("dim_model_base", 1.0, per="hidden_size", per_default=4096),
         held=False,
-        reference="openbmb/MiniCPM-2B, modeling_minicpm.py (remote code)",
+        reference="openbmb/MiniCPM-2B-sft-bf16, modeling_minicpm.py (own code, no version)",
     ),
     Family(
         *("chatglm", "GLM-4 (first release)", False),
         embedding="transformer.embedding.word_embeddings.weight",
         head="transformer.output_layer.weight",
         held=False,
-        reference="THUDM/glm-4-9b, modeling_chatglm.py (remote code)",
+        reference="THUDM/glm-4-9b, modeling_chatglm.py (own code, no version)",
     ),
 )

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lmhead.errors import LMHeadError, short
+
 LIBRARY = "transformers 5.24.0"  # the version whose sources the records describe
 FLAG = "tie_word_embeddings"
 _MISSING = object()
@@ -26,7 +28,7 @@ class Factor:
         stored: the dtype that the library rounds the factor to first: "float32", "bfloat16", or
             "table" (the table's own); "" for none. After "float32" or "bfloat16" it is rounded to
             the table's dtype as well.
-        nullable: whether the config class takes null for it.
+        nullable: whether null may stand there, and means that nothing is done.
     """
 
     key: str
@@ -37,18 +39,23 @@ class Factor:
     when: tuple[str, ...] = ()
     when_default: bool = False
     stored: str = ""
-    nullable: bool = True
+    nullable: bool = False
 
     def value(self, config: Any) -> float | None:
-        """The number for a config (a mapping or an object); None where it is null or not in use."""
-        said = (read_setting(config, key, None) for key in self.when)
+        """The number for a config (a mapping or an object); None where it is null or not in use.
+
+        Raises:
+            LMHeadError: what stands there is no finite number (above 0), or a switch is no boolean.
+        """
+        said = (read_switch(config, key) for key in self.when)
         if self.when and not next((v for v in said if v is not None), self.when_default):
             return None
         number = read_setting(config, self.key, self.default)
-        if number is None:
+        if number is None and (self.nullable or self.default is None):
             return None
+        number = _positive(self.key, number)
         if self.per:
-            number = number / read_setting(config, self.per, self.per_default)
+            number /= _positive(self.per, read_setting(config, self.per, self.per_default))
         return math.pow(number, self.power)
 
     def text(self, sign: str = "× ") -> str:
@@ -72,7 +79,8 @@ class Family:
         embedding, head: names of the two tensors in a saved checkpoint (`head` as an untied one
             has it, or would).
         bias: name of the head's bias, [V]; "" where it has none.
-        bias_when: a config key that must be true for the bias to exist; "" for always.
+        bias_when: a config key that must be true for the bias to exist, with its class default
+            `bias_default`; "" for always.
         kept: which of the two a tied checkpoint keeps: "embedding" or "head".
         flags: places in the config where `tie_word_embeddings` may stand, outermost first.
         follows: what the library does with them: "first" (the outermost decides), "either" (one
@@ -99,6 +107,7 @@ class Family:
     head: str = "lm_head.weight"
     bias: str = ""
     bias_when: str = ""
+    bias_default: bool = True
     kept: str = "embedding"
     flags: tuple[str, ...] = (FLAG,)
     follows: str = "first"
@@ -172,6 +181,25 @@ class Family:
         }
 
 
+def _positive(key: str, value: Any) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 1e-30 < value < 1e30:
+        raise LMHeadError(f"{key} is {short(repr(value))}, and must be a finite number above 0")
+    return float(value)
+
+
+def read_switch(config: Any, key: str) -> bool | None:
+    """A setting that is true, false or absent (null).
+
+    Raises:
+        LMHeadError: it is something else.
+    """
+    value = read_setting(config, key, None)
+    if value is not None and not isinstance(value, bool):
+        raise LMHeadError(f"{key} is {short(repr(value))}, and must be true or false")
+    return value
+
+
 def read_setting(config: Any, key: str, default: Any) -> Any:
     """A setting of a mapping or an object; what a config does not have is the default."""
     if isinstance(config, Mapping):
@@ -181,6 +209,7 @@ def read_setting(config: Any, key: str, default: Any) -> Any:
 
 
 def read_path(config: Any, path: str) -> Any:
+    """What stands at a dotted path; None where a level is missing."""
     *outer, key = path.split(".")
     for level in outer:
         config = read_setting(config, level, None)

@@ -25,6 +25,9 @@ from lmhead.transform import HeadTransform
 class Ends:
     """The two ends of a live model; `embed, head = ends(model)` unpacks them.
 
+    They are views of the model as it is: after `model.to(dtype)`, after tying or untying it, make
+    new ones.
+
     `embed.weight`, `head.weight` and `head.bias` are the model's own Parameters, so training the
     views trains the model. What the head takes is the hidden state that the body gives out (where
     `family.before` names layers of the head's own, what those give out).
@@ -62,20 +65,27 @@ def ends(model: Any) -> Ends:
             product does not explain ("unknown transform").
     """
     table, writer = end_modules(model)
-    record, found = FAMILIES.get(getattr(model.config, "model_type", "")), None
-    if record is None:
-        found = measure(model, table, writer)
+    record, found = recorded(model), None
+    known = None if record is None else settings(model.config, record)
+    if record is None or known is None:
+        found = measure(model, table, writer, added_bias(model))
         if found.unknown:
             raise LMHeadError(f"{type(model).__name__}: unknown transform: {found.unknown}")
         record = derived_family(model, table, writer, found)
-    known = settings(model.config, record)
+        known = settings(model.config, record)
+    scale = known.embedding_scale
+    if scale is None:  # the text model inside is of a type without a record
+        found = measure(model, table, writer, added_bias(model))
+        if found.unknown_reading:
+            raise LMHeadError(f"{type(model).__name__}: {found.unknown_reading}")
+        scale = found.embedding_scale
     transform = HeadTransform(**known.head)
     rows, width = writer.weight.shape
     if (transform.valid_rows or 0) > rows:
         transform = replace(transform, valid_rows=None)
     embed = Embed(
         *table.weight.shape,
-        scale=_rounded(known.embedding_scale, known.embedding, table.weight.dtype),
+        scale=_rounded(scale, known.embedding, table.weight.dtype),
         padding_idx=getattr(table, "padding_idx", None),
         device="meta",  # nothing is drawn: the model's own Parameter takes the place
     )
@@ -88,6 +98,17 @@ def ends(model: Any) -> Ends:
     return Ends(embed, head, record, found)
 
 
+def recorded(model: Any) -> Family | None:
+    """The record that a live model's class goes by, or None: then it has to be measured.
+
+    A record describes the library's own classes; one derived from them may do anything.
+    """
+    model_type = getattr(model.config, "model_type", None)
+    record = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    own = type(model).__module__.startswith("transformers.models.")
+    return record if record is not None and record.held and own else None
+
+
 def head_transform(model: Any, table: Any, writer: Any) -> HeadTransform:
     """What a live model does between hidden state and logits, by its record or as measured.
 
@@ -97,9 +118,10 @@ def head_transform(model: Any, table: Any, writer: Any) -> HeadTransform:
     Raises:
         LMHeadError: no record, and the product does not explain the logits.
     """
-    if getattr(model.config, "model_type", "") in FAMILIES:
-        return HeadTransform.from_config(model.config)
-    found = measure(model, table, writer)
+    record = recorded(model)
+    if record is not None:
+        return HeadTransform(**settings(model.config, record).head)
+    found = measure(model, table, writer, added_bias(model))
     if found.unknown_head:
         raise LMHeadError(f"{type(model).__name__}: unknown transform: {found.unknown_head}")
     return HeadTransform(
@@ -111,13 +133,16 @@ def head_transform(model: Any, table: Any, writer: Any) -> HeadTransform:
 
 def head_bias(model: Any, writer: Any) -> nn.Parameter | None:
     """The head's bias: the module's own, or the buffer that some encoder-decoders add."""
-    bias = getattr(writer, "bias", None)
-    if isinstance(bias, nn.Parameter):
-        return bias
+    bias, added = getattr(writer, "bias", None), added_bias(model)
+    if isinstance(bias, nn.Parameter) or added is None:
+        return bias if isinstance(bias, nn.Parameter) else None
+    return nn.Parameter(added, requires_grad=False)
+
+
+def added_bias(model: Any) -> Tensor | None:
+    """The buffer that some encoder-decoders add behind their head, [V], or None."""
     buffer = getattr(model, "final_logits_bias", None)
-    if isinstance(buffer, Tensor):
-        return nn.Parameter(buffer.detach().view(-1), requires_grad=False)
-    return None
+    return buffer.detach().view(-1) if isinstance(buffer, Tensor) else None
 
 
 def derived_family(model: Any, table: Any, writer: Any, found: Measurement) -> Family:
@@ -144,6 +169,7 @@ def derived_family(model: Any, table: Any, writer: Any, found: Measurement) -> F
         embedding_scale=_constant(found.embedding_scale),
         hidden_scale=_constant(found.hidden_scale),
         logit_scale=_constant(found.logit_scale),
+        before="layers of the head's own" if found.before else "",
         rows=_constant(found.valid_rows or 1.0),
         reference=f"measured on a live {type(model).__name__}",
         note="measured on this model's own settings: another config may need other numbers",
@@ -162,12 +188,19 @@ def end_modules(model: Any) -> tuple[Any, Any]:
         LMHeadError: as `ends`.
     """
     kind = type(model).__name__
+    live = isinstance(model, nn.Module) and getattr(model, "config", None) is not None
+    if not live:
+        inside = isinstance(getattr(model, "module", None), nn.Module)
+        raise LMHeadError(
+            f"{getattr(model, '__name__', kind)} is no live model with a config",
+            "pass its .module" if inside else "pass a language model of transformers",
+        )
     if not all(hasattr(model, f"get_{side}_embeddings") for side in ("input", "output")):
         raise LMHeadError(
             f"{kind} has no get_input_embeddings and get_output_embeddings",
             "pass a language model of transformers",
         )
-    source = model
+    source: Any = model
     if getattr(model.config, "is_encoder_decoder", False):
         source = model.get_decoder() or model
     try:
