@@ -12,6 +12,7 @@ table. The loss is that of forward and backward, with respect to hidden states a
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import os
@@ -232,6 +233,7 @@ def peak_bytes(work: Callable[[], object], device: str) -> int:
         work()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
+    ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts here
     before = _status("VmRSS")
     work()

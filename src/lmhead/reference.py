@@ -230,8 +230,10 @@ def check_integer(name: str, ids: Tensor) -> None:
 
 
 def check_ids(name: str, ids: Tensor, rows: int, table_rows: int) -> None:
-    """Raise for an id that is no row. It waits for the device; nothing is read under compile."""
-    if torch.compiler.is_compiling() or ids.is_meta or not ids.numel():
+    """Raise for an id that is no row. It waits for the device; nothing is read under compile or
+    vmap."""
+    unreadable = torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(ids)
+    if unreadable or ids.is_meta or not ids.numel():
         return
     low, high = (int(end) for end in torch.aminmax(ids))
     wrong = low if low < 0 else high

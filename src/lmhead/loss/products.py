@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-SLAB = 1 << 20  # elements that a product by oneDNN gives at most: 4 MiB, which stay in the cache
+SLAB = 1 << 19  # elements that a product by oneDNN gives at most: 2 MiB, which stay in the cache
 WIDE_SLAB = 8192  # rows a product in low precision, where torch.mm is oneDNN's, writes in place
 
 
