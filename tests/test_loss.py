@@ -157,7 +157,12 @@ def cases(draw, dtype=F64):
 
 
 @SOME
-@given(cases(), st.sampled_from(["reference", "torch"]), st.sampled_from(["normal", "low"]), st.booleans())
+@given(
+    cases(),
+    st.sampled_from(["reference", "torch"]),
+    st.sampled_from(["normal", "low"]),
+    st.booleans(),
+)
 def test_loss_lse_and_gradients_in_float64(case, backend, memory, with_lse):
     with small_pieces():
         loss, lse = case.ours(return_lse=True, backend=backend, memory=memory)
@@ -199,7 +204,9 @@ def test_no_worse_than_the_plain_computation(dtype, data):
     no_worse((loss, lse), (naive, naive_lse), (truth, truth_lse))
     plain = gradients((naive,), (up,), case.inputs())
     true = gradients((exact_loss,), (up.double(),), exact.inputs())
-    no_worse(ours, plain, true, slack=2e-6 if dtype == torch.float32 else 1.5 * torch.finfo(dtype).eps)
+    no_worse(
+        ours, plain, true, slack=2e-6 if dtype == torch.float32 else 1.5 * torch.finfo(dtype).eps
+    )
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -209,7 +216,9 @@ def test_bf16_is_right_where_torchs_own_is_not(backend, reduction):
     torch.manual_seed(0)
     h, w = torch.randn(700, 64).bfloat16(), (torch.randn(5003, 64) / 8).bfloat16()
     target = torch.randint(40, (700,))
-    case = Case(h.requires_grad_(), w.requires_grad_(), None, target, None, {"reduction": reduction})
+    case = Case(
+        h.requires_grad_(), w.requires_grad_(), None, target, None, {"reduction": reduction}
+    )
     with small_pieces(tokens=100):
         loss, _ = case.ours(return_lse=True, backend=backend)
         ours = torch.autograd.grad(loss.mean(), case.inputs())
@@ -235,7 +244,10 @@ def test_first_and_second_derivatives(reduction, memory):
     def both(h, w, b, s):
         return linear_cross_entropy(
             *(h, w, target),
-            **{"bias": b, "sample_weight": s, "transform": transform, "return_lse": True},
+            bias=b,
+            sample_weight=s,
+            transform=transform,
+            return_lse=True,
             **options,
             memory=memory,
         )
@@ -298,7 +310,10 @@ def test_logprobs_and_entropy(case, backend, k, low):
     with small_pieces():
         got = linear_logprobs(
             *(case.hidden, case.weight, ids),
-            **{"bias": case.bias, "transform": t, "entropy": True, "backend": backend},
+            bias=case.bias,
+            transform=t,
+            entropy=True,
+            backend=backend,
             memory="low" if low else "normal",
         )
         z = t.logits(case.hidden @ case.weight.T, case.bias)[..., : t.valid_rows]
@@ -334,7 +349,9 @@ def test_logprobs_with_impossible_tokens(backend, dtype):
     at = torch.tensor([0, int(allowed.sum()) - 1, 0])
     entropy = -(logp.exp() * logp).sum(-1)
     (want,) = torch.autograd.grad(logp[:, at].sum() + entropy.sum(), x)
-    tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    tolerance = (
+        {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    )
     torch.testing.assert_close(got.logprobs.double(), logp[:, at], **tolerance)
     torch.testing.assert_close(got.entropy.double(), entropy, **tolerance)
     torch.testing.assert_close(grad.double(), want, **tolerance)
@@ -424,7 +441,8 @@ ctypes.CDLL(None).malloc_trim(0)
 pathlib.Path("/proc/self/clear_refs").write_text("5")
 before = status("VmRSS")
 step(h, w, y)
-print(json.dumps((status("VmHWM") - before - (n + v) * d * dtype.itemsize) / (n * v * dtype.itemsize)))
+gradients = (n + v) * d * dtype.itemsize
+print(json.dumps((status("VmHWM") - before - gradients) / (n * v * dtype.itemsize)))
 """
 
 

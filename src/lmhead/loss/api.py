@@ -13,12 +13,10 @@ from lmhead.errors import LMHeadError
 from lmhead.loss import checks, functions
 from lmhead.loss.chunked import Wants
 from lmhead.loss.functions import Job
-from lmhead.loss.options import Options
+from lmhead.loss.options import PLAIN, Options
 from lmhead.loss.policy import Plan, make_plan
-from lmhead.reference import Parts, wide
+from lmhead.reference import Parts, check_integer, wide
 from lmhead.transform import HeadTransform
-
-_PLAIN = HeadTransform()
 
 
 class LogProbs(NamedTuple):
@@ -35,7 +33,7 @@ def linear_cross_entropy(
     target: Tensor,
     *,
     bias: Tensor | None = None,
-    transform: HeadTransform = _PLAIN,
+    transform: HeadTransform = PLAIN,
     ignore_index: int = -100,
     reduction: str = "mean",
     sample_weight: Tensor | None = None,
@@ -130,7 +128,7 @@ def linear_logprobs(
     ids: Tensor,
     *,
     bias: Tensor | None = None,
-    transform: HeadTransform = _PLAIN,
+    transform: HeadTransform = PLAIN,
     entropy: bool = False,
     memory: str = "normal",
     backend: str = "auto",
@@ -161,7 +159,7 @@ def linear_logprobs(
             f"hidden states of shape {tuple(input.shape)} need ids of shape {tuple(lead)} or "
             f"{[*lead, 'k']}, got {tuple(ids.shape)}"
         )
-    checks.check_integer("ids", ids)
+    check_integer("ids", ids)
     checks.check_rows("ids", ids, weight, transform)
     hidden, weight = checks.in_autocast(input.reshape(-1, input.shape[-1]), weight)
     plan = make_plan(hidden, weight, backend=backend, memory=memory)
@@ -190,7 +188,7 @@ def explain_backend(
     Raises:
         LMHeadError: the tensors do not fit, or the backend asked for cannot run here.
     """
-    checks.check_table(input, weight, None, _PLAIN)
+    checks.check_table(input, weight, None, PLAIN)
     hidden, weight = checks.in_autocast(input.reshape(-1, input.shape[-1]), weight)
     return make_plan(hidden, weight, backend=backend, memory=memory)
 
@@ -204,7 +202,7 @@ class LinearCrossEntropyLoss(nn.Module):
     def __init__(
         self,
         *,
-        transform: HeadTransform = _PLAIN,
+        transform: HeadTransform = PLAIN,
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,

@@ -148,12 +148,12 @@ class _ExactRows:
     """
 
     def __init__(self, labels: Tensor, weight: Tensor) -> None:
-        self.rows = labels.unique()
+        self.rows = _unique(labels)
         self.sum = weight.new_zeros(len(self.rows), weight.shape[1], dtype=torch.float32)
 
     def take(self, grad: Tensor, hidden: Tensor, labels: Tensor) -> None:
         """Add a chunk's part, and set it to zero in `grad`."""
-        own = labels.unique()
+        own = _unique(labels)
         product = grad[:, own].float().T @ hidden.float()
         self.sum.index_add_(0, torch.searchsorted(self.rows, own), product)
         grad[:, own] = 0
@@ -216,6 +216,11 @@ def gradients_by_slabs(
         else:
             buffers.put_hidden(slice(0, len(problem)), total)
     return buffers.done()
+
+
+def _unique(values: Tensor) -> Tensor:
+    found: Tensor = values.unique()  # type: ignore[no-untyped-call]
+    return found
 
 
 def _block(product: Tensor, part: slice, slab: slice) -> Tensor:

@@ -34,7 +34,7 @@ def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     return decorate
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def _bits(typingctx: Any, value: Any) -> Any:
     def cast(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.IntType(32))
@@ -42,7 +42,7 @@ def _bits(typingctx: Any, value: Any) -> Any:
     return types.uint32(types.float32), cast
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def _float(typingctx: Any, value: Any) -> Any:
     def cast(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.FloatType())
@@ -50,7 +50,7 @@ def _float(typingctx: Any, value: Any) -> Any:
     return types.float32(types.uint32), cast
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def _widen(typingctx: Any, value: Any) -> Any:
     """float32 of a float32, or of a bfloat16 in a uint16."""
 
@@ -63,7 +63,7 @@ def _widen(typingctx: Any, value: Any) -> Any:
     return types.float32(value), cast
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def _narrow(typingctx: Any, value: Any, like: Any) -> Any:
     """A float32 as an element of the array `like`: itself, or rounded to a bfloat16 in a uint16."""
     i32 = ir.IntType(32)

@@ -94,7 +94,9 @@ def _epilogue(hidden: Tensor, backend: str) -> tuple[str, str]:
             "float32 and bfloat16 on a CPU",
         ),
         "triton": (
-            device == "cuda" and dtype != torch.float64 and find_spec("lmhead.loss.epilogue_triton"),
+            device == "cuda"
+            and dtype != torch.float64
+            and find_spec("lmhead.loss.epilogue_triton"),
             "float32, bfloat16 and float16 on CUDA",
         ),
     }

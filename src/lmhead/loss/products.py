@@ -70,7 +70,7 @@ def _by_onednn(x: Tensor) -> bool:
 @cache
 def _onednn() -> bool:
     """Whether oneDNN's product can be had, and is one."""
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not torch._C._has_mkldnn or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     x, weight = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3)
     return torch.equal(_linear(x, weight), x @ weight.T)
