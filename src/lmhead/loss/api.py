@@ -69,7 +69,7 @@ def linear_cross_entropy(
         z_loss: weight of lse² in each token's loss.
         return_lse: also return lse, [...] (0 where ignored), with gradients.
         shift: targets are those of `input`'s own positions, and each position is to predict the
-            next one: as with `input[..., :-1, :]`, `target[..., 1:]` (and `sample_weight[..., 1:]`),
+            next one: as with `input[..., :-1, :]`, `target[..., 1:]` (and sample weights alike),
             without their copies. Results for "none" are [..., T - 1].
         memory: "normal" keeps extra memory below 1/4 of the larger of logits and table; "low"
             below 5 % of the logits, for a fourth product.
