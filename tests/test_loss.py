@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lmhead.loss.policy as policy
 from lmhead.ends import Head
 from lmhead.loss import explain_backend, linear_cross_entropy, linear_logprobs
+from lmhead.loss.chunked import by_chunks
 from lmhead.transform import HeadTransform
 
 F64 = torch.float64
@@ -286,17 +287,60 @@ def test_torch_func(backend):
     torch.testing.assert_close(got, torch.func.jvp(plain, (w,), (torch.ones_like(w),))[1])
 
 
-def test_compiles_without_a_break():
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("frozen", [None, 0, 1, 2])
+def test_compiles_without_a_break(reduction, frozen, autocast):
     torch.manual_seed(0)
-    h, w = torch.randn(6, 3, requires_grad=True), torch.randn(7, 3, requires_grad=True)
-    target = torch.tensor([0, 1, -100, 3, 4, 5])
+    ends = [torch.randn(s, requires_grad=True) for s in ((2, 3, 3), (7, 3), (7,))]
+    ends.append(torch.rand(2, 3, requires_grad=True))
+    if frozen is not None:
+        ends[frozen].requires_grad_(False)
+    target = torch.tensor([[0, 1, -100], [3, 4, 5]])
+    options = {"label_smoothing": 0.1, "z_loss": 0.1, "shift": True, "reduction": reduction}
+    transform = HeadTransform(0.5, 2.0, 3.0, 6)
 
-    def loss(h, w):
-        return linear_cross_entropy(h, w, target, label_smoothing=0.1, z_loss=0.1, shift=True)
+    def loss(h, w, b, s):
+        out = linear_cross_entropy(
+            *(h, w, target), bias=b, sample_weight=s, transform=transform, **options
+        )
+        return (2 * out).sum()
 
-    want = torch.autograd.grad(loss(h, w), (h, w))
-    fast = torch.compile(loss, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(torch.autograd.grad(fast(h, w), (h, w)), want)
+    torch.compiler.reset()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        want = loss(*ends)
+        got = torch.compile(loss, backend="aot_eager", fullgraph=True)(*ends)
+    torch.testing.assert_close(got, want)
+    wanted = [x for x in ends if x.requires_grad]
+    loose = {"rtol": 2e-2, "atol": 1e-2} if autocast else {}
+    torch.testing.assert_close(
+        torch.autograd.grad(got, wanted), torch.autograd.grad(want, wanted), **loose
+    )
+
+
+def test_compiled_loss_runs_in_chunks():
+    """The compiled loss is the eager one: the largest tensor is a chunk's."""
+    h, w = torch.randn(2048, 2, requires_grad=True), torch.randn(32000, 2, requires_grad=True)
+    target = torch.randint(32000, (2048,))
+    fast = torch.compile(linear_cross_entropy, backend="aot_eager", fullgraph=True)
+    fast(h, w, target).backward()
+    want = w.grad
+    w.grad = None
+    with mock.patch("lmhead.loss.compiled.by_chunks", wraps=by_chunks) as chunks:
+        fast(h, w, target).backward()
+    assert chunks.call_count == 1
+    linear_cross_entropy(h, w, target).backward()
+    torch.testing.assert_close(w.grad, 2 * want)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own tests of operators
+def test_the_operator_is_a_proper_one():
+    h, w, y = torch.randn(4, 3, requires_grad=True), torch.randn(7, 3), torch.tensor([0, 1, 2, 6])
+    coef, counts = torch.ones(4, requires_grad=True), y != 1
+    torch.library.opcheck(
+        torch.ops.lmhead.fused_loss.default,
+        (h, w, None, coef, y, counts, 1.0, 1.0, None, None, 0.0, 0.0, [True, False, False]),
+    )
 
 
 # Log-probabilities

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lmhead.errors import LMHeadError
-from lmhead.loss import checks, functions
+from lmhead.loss import checks, compiled, functions
 from lmhead.loss.chunked import Wants
 from lmhead.loss.functions import Job
 from lmhead.loss.options import PLAIN, Options
@@ -110,6 +110,10 @@ def linear_cross_entropy(
     scale = None if sample_weight is None else sample_weight.reshape(-1)
     coef = _coefficients(counts, keep, plan, scale, reduction, wide(hidden).dtype)
     job = Job(labels.unsqueeze(-1), keep, options, plan, _wants(hidden, weight, bias))
+    traced = torch.compiler.is_compiling() and backend == "auto" and memory == "normal"
+    if traced and reduction != "none" and not return_lse and hidden.dtype != torch.float16:
+        assert coef is not None  # None is for "none"
+        return compiled.total(hidden, weight, bias, coef, labels, counts, options, job.wants)
     with _no_autocast(hidden):
         loss, lse = _compute(hidden, weight, bias, coef, job, reduction, memory)
     shape = target.shape
