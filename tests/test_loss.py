@@ -113,10 +113,13 @@ def gradients(outputs, ups, inputs):
     return torch.autograd.grad(total + 0 * sum(x.sum() for x in inputs), inputs)
 
 
-def no_worse(ours, plain, truth, slack=1e-6):
-    """|ours - truth| <= |plain - truth| in norm, plus 2 % of it and a millionth of the truth."""
+def no_worse(ours, plain, truth, slack=1e-6, least=0.0):
+    """|ours - truth| <= |plain - truth| in norm, plus 2 % of it and a millionth of the truth.
+
+    `least`: the rounding of terms of order 1 where their difference may be 0.
+    """
     for a, b, true in zip(ours, plain, truth, strict=True):
-        bound = 1.02 * (b - true).norm() + slack * true.norm() + 1e-30
+        bound = 1.02 * (b - true).norm() + slack * true.norm() + least
         assert (a - true).norm() <= bound, ((a - true).norm(), bound)
 
 
@@ -206,7 +209,11 @@ def test_no_worse_than_the_plain_computation(dtype, data):
     plain = gradients((naive,), (up,), case.inputs())
     true = gradients((exact_loss,), (up.double(),), exact.inputs())
     no_worse(
-        ours, plain, true, slack=2e-6 if dtype == torch.float32 else 1.5 * torch.finfo(dtype).eps
+        ours,
+        plain,
+        true,
+        least=5e-7,
+        slack=2e-6 if dtype == torch.float32 else 1.5 * torch.finfo(dtype).eps,
     )
 
 

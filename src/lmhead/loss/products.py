@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 SLAB = 1 << 19  # elements that a product by oneDNN gives at most: 2 MiB, which stay in the cache
-WIDE_SLAB = 8192  # rows a product in low precision, where torch.mm is oneDNN's, writes in place
+WIDE_SLAB = 4096  # rows a product in low precision, where torch.mm is oneDNN's, writes in place
 
 
 def scores(hidden: Tensor, table: Tensor, out: Tensor) -> None:
