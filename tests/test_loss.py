@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lmhead.loss.policy as policy
-from lmhead.ends import Head
 from lmhead.loss import explain_backend, linear_cross_entropy, linear_logprobs
 from lmhead.loss.chunked import by_chunks
+from lmhead.modules import Head
 from lmhead.transform import HeadTransform
 
 F64 = torch.float64

@@ -12,7 +12,6 @@ from torch import nn
 
 import lmhead
 import lmhead.loss.policy as policy
-from lmhead.ends import Embed, Head
 from lmhead.errors import LMHeadError
 from lmhead.loss import (
     LinearCrossEntropyLoss,
@@ -22,6 +21,7 @@ from lmhead.loss import (
 )
 from lmhead.loss.epilogue import epilogue as torch_epilogue
 from lmhead.loss.options import Options
+from lmhead.modules import Embed, Head
 from lmhead.transform import HeadTransform
 
 F64 = torch.float64
