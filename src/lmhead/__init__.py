@@ -13,6 +13,12 @@ from lmhead.errors import LMHeadError, SourceError
 if TYPE_CHECKING:
     from lmhead.ends import Embed, Head
     from lmhead.lab.compare import compare
+    from lmhead.loss import (
+        LinearCrossEntropyLoss,
+        explain_backend,
+        linear_cross_entropy,
+        linear_logprobs,
+    )
     from lmhead.params import count_params
     from lmhead.predict import predict_next
     from lmhead.reference import Explanation, TopK
@@ -26,11 +32,15 @@ _HOME = {
     "Explanation": "reference",
     "Head": "ends",
     "HeadTransform": "transform",
+    "LinearCrossEntropyLoss": "loss",
     "TopK": "reference",
     "assert_tied": "tying",
     "compare": "lab.compare",
     "count_params": "params",
+    "explain_backend": "loss",
     "find_ties": "tying",
+    "linear_cross_entropy": "loss",
+    "linear_logprobs": "loss",
     "predict_next": "predict",
     "tie": "tying",
     "tied_init_std": "transform",
@@ -43,12 +53,16 @@ __all__ = [
     "Head",
     "HeadTransform",
     "LMHeadError",
+    "LinearCrossEntropyLoss",
     "SourceError",
     "TopK",
     "assert_tied",
     "compare",
     "count_params",
+    "explain_backend",
     "find_ties",
+    "linear_cross_entropy",
+    "linear_logprobs",
     "predict_next",
     "tie",
     "tied_init_std",

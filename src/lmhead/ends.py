@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from lmhead import reference
 from lmhead.errors import LMHeadError
+from lmhead.loss import linear_cross_entropy
 from lmhead.reference import Explanation, TopK, wide
 from lmhead.transform import HeadTransform, check_count, check_number, tied_init_std
 
@@ -231,13 +232,18 @@ class Head(nn.Module):
         *,
         ignore_index: int = -100,
         reduction: str = "mean",
+        sample_weight: Tensor | None = None,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        shift: bool = False,
+        memory: str = "normal",
+        backend: str = "auto",
+        gradient: str = "exact",
     ) -> Tensor:
-        """Cross-entropy in nats that never holds more than `lmhead.reference.BLOCK` logits.
+        """Cross-entropy in nats by `lmhead.linear_cross_entropy`, which describes the options.
 
-        The tokens go through in blocks, each computed again in the backward pass
-        (`torch.utils.checkpoint`), so first and second derivatives are autograd's own. For float16
-        and bfloat16 the products are the plain ones; transform and log-softmax are in float32, and
-        so is the sum of the weight's gradient over several blocks (a float32 copy of the table).
+        The logits never exist whole. For float16 and bfloat16 the products are the plain ones;
+        transform and log-softmax are in float32.
 
         Args:
             hidden: [..., d], of the weight's dtype (or under autocast).
@@ -254,15 +260,24 @@ class Head(nn.Module):
             LMHeadError: shapes or dtypes disagree, or a target is no row or a padded row. Under
             torch.compile targets are not looked at.
         """
-        return reference.cross_entropy(
+        loss = linear_cross_entropy(
             hidden,
-            targets,
             self.weight,
-            self.bias,
-            self.transform,
+            targets,
+            bias=self.bias,
+            transform=self.transform,
             ignore_index=ignore_index,
             reduction=reduction,
+            sample_weight=sample_weight,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            shift=shift,
+            memory=memory,
+            backend=backend,
+            gradient=gradient,
         )
+        assert isinstance(loss, Tensor)
+        return loss
 
     def topk(self, hidden: Tensor, k: int) -> TopK:
         """The k tokens with the highest logits, best first; of equal logits the smaller id first.

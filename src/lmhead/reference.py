@@ -1,7 +1,7 @@
-"""The plain computations over a table [V, d]: cross-entropy in blocks, top-k, a logit taken apart.
+"""The plain computations over a table [V, d]: log-probabilities, top-k, a logit taken apart.
 
-These functions stand behind `Head.loss`, `Head.topk` and `Head.explain`, which describe arguments,
-results and errors. Each takes the whole table and bias; rows from `transform.valid_rows` on never
+`topk` and `explain` stand behind `Head.topk` and `Head.explain`, which describe arguments, results
+and errors; `parts` is what every loss is tested against. Each takes the whole table and bias; rows from `transform.valid_rows` on never
 score. `difference` compares two tables.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -48,50 +49,70 @@ class Explanation:
     transform: HeadTransform
 
 
-def cross_entropy(
+class Parts(NamedTuple):
+    """Of N hidden states: `logprobs` of k tokens each, [N, k]; `lse`, the log-sum-exp of the
+    logits, [N]; `mean`, of all log-probabilities, and `entropy`, -Σ p log p, [N] or None where not
+    wanted. float64 for float64, else float32."""
+
+    logprobs: Tensor
+    lse: Tensor
+    mean: Tensor | None
+    entropy: Tensor | None
+
+
+def parts(
     hidden: Tensor,
-    targets: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    ids: Tensor,
     transform: HeadTransform,
     *,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-) -> Tensor:
-    """Cross-entropy in nats, a block of tokens at a time; see `Head.loss`."""
-    check_hidden(hidden, weight)
-    if reduction not in ("mean", "sum", "none"):
-        raise LMHeadError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
-    if targets.shape != hidden.shape[:-1]:
-        raise LMHeadError(
-            f"hidden states of shape {tuple(hidden.shape)} need targets of shape "
-            f"{tuple(hidden.shape[:-1])}, got {tuple(targets.shape)}"
-        )
-    _check_integer("targets", targets)
-    labels = targets.reshape(-1).long()
-    counts = labels != ignore_index
-    rows = len(weight)
-    weight, bias = _scored(weight, bias, transform)
-    check_ids("targets", labels.where(counts, 0), len(weight), rows)
+    mean: bool = False,
+    entropy: bool = False,
+) -> Parts:
+    """What losses are made of, in plain operations under autograd: any derivative of any order.
 
-    flat = hidden.reshape(-1, hidden.shape[-1])
+    More than `BLOCK` logits are computed a block of tokens at a time, and again in the backward
+    pass (`torch.utils.checkpoint`).
+
+    Args:
+        hidden: [N, d].
+        ids: [N, k], int64, rows that are scored.
+    """
+    weight, bias = _scored(weight, bias, transform)
     step = max(1, BLOCK // len(weight))
-    if len(flat) <= step:
-        nll = _nll(flat, weight, bias, labels, transform, ignore_index)
+    blockwise = len(hidden) > step
+    if blockwise:
+        weight = wide(weight)  # one sum of the weight's gradient over the blocks, in float32
+
+    def block(h: Tensor, weight: Tensor, bias: Tensor | None, at: Tensor) -> list[Tensor]:
+        logits = transform.logits(wide(F.linear(h, weight.to(h.dtype))), bias)
+        logp = logits.log_softmax(-1)
+        found = [logp.gather(-1, at), logits.logsumexp(-1)]
+        if mean:
+            found.append(logp.mean(-1))
+        if entropy:
+            some = logp != -math.inf  # 0 · log 0 is 0
+            finite = logp.masked_fill(~some, 0)
+            found.append(-(finite.exp() * finite * some).sum(-1))
+        return found
+
+    if not blockwise:
+        found = block(hidden, weight, bias, ids)
     else:
-        weight = wide(weight)
-        blocks = [
+        again = not torch._C._are_functorch_transforms_active()  # torch.func knows no checkpoints
+        pieces = [
             checkpoint(
-                *(_nll, h, weight, bias, t, transform, ignore_index),
-                use_reentrant=False,
-                preserve_rng_state=False,
+                *(block, h, weight, bias, at), use_reentrant=False, preserve_rng_state=False
             )
-            for h, t in zip(torch.split(flat, step), torch.split(labels, step), strict=True)
+            if again
+            else block(h, weight, bias, at)
+            for h, at in zip(torch.split(hidden, step), torch.split(ids, step), strict=True)
         ]
-        nll = torch.cat(blocks)
-    if reduction == "none":
-        return nll.reshape(targets.shape)
-    return nll.sum() if reduction == "sum" else nll.sum() / counts.sum().clamp(min=1)
+        found = [torch.cat(piece) for piece in zip(*pieces, strict=True)]
+    return Parts(
+        *found[:2], found[2] if mean else None, found[-1] if entropy else None
+    )
 
 
 @torch.no_grad()
@@ -132,7 +153,7 @@ def explain(
             f"hidden states of shape {tuple(hidden.shape)} need ids of shape [k] or "
             f"{[*hidden.shape[:-1], 'k']}, got {tuple(ids.shape)}"
         )
-    _check_integer("ids", ids)
+    check_integer("ids", ids)
     check_ids("ids", ids, len(weight), len(weight))
     ids = ids.long().expand(*hidden.shape[:-1], ids.shape[-1])
     exact = torch.float32 if hidden.device.type == "mps" else torch.float64
@@ -178,18 +199,6 @@ def _scored(
     return weight if rows is None else weight[:rows], None if bias is None else wide(bias)[:rows]
 
 
-def _nll(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    transform: HeadTransform,
-    ignore_index: int,
-) -> Tensor:
-    logits = transform.logits(wide(F.linear(hidden, weight.to(hidden.dtype))), bias)
-    return F.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="none")
-
-
 def wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
@@ -215,7 +224,7 @@ def check_hidden(hidden: Tensor, weight: Tensor) -> None:
         )
 
 
-def _check_integer(name: str, ids: Tensor) -> None:
+def check_integer(name: str, ids: Tensor) -> None:
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise LMHeadError(f"{name} must be of an integer dtype, got {ids.dtype}")
 

@@ -47,7 +47,7 @@ def epilogue(
     valid = options.rows(product.shape[1])
     scored, bias = product[:, :valid], None if bias is None else bias[:valid]
     ids = labels.unsqueeze(-1)
-    sums = Sums.start(ids, product)
+    sums = Sums.start(ids, product, linear=options.label_smoothing > 0, weighted=False)
     accumulate(scored, options.transform, bias, ids, sums)
     rows = sums.rows(options, valid)
     if coef is not None:
@@ -79,10 +79,12 @@ def accumulate(
         drop = torch.where(sums.total[part] == 0, torch.zeros_like(top), sums.top[part] - seen)
         shifted = x - seen.unsqueeze(-1)
         e = shifted.exp()
-        weighted = (sums.weighted[part] + sums.total[part] * drop) * drop.exp()
-        sums.weighted[part] = weighted + (e * shifted).masked_fill_(e == 0, 0).sum(-1)
+        if len(sums.weighted):
+            before = (sums.weighted[part] + sums.total[part] * drop) * drop.exp()
+            sums.weighted[part] = before + (e * shifted).masked_fill_(e == 0, 0).sum(-1)
         sums.total[part] = sums.total[part] * drop.exp() + e.sum(-1)
-        sums.linear[part] += x.sum(-1)
+        if len(sums.linear):
+            sums.linear[part] += x.sum(-1)
         sums.top[part] = top
         inside = (ids[part] >= 0) & (ids[part] < x.shape[-1])
         found = x.gather(-1, ids[part].where(inside, 0))

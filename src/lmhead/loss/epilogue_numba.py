@@ -38,13 +38,13 @@ def epilogue(
 ) -> Rows:
     """See `epilogue.epilogue`; product float32 or bfloat16, row-major, on the CPU."""
     valid = options.rows(product.shape[1])
-    sums = Sums.start(labels.unsqueeze(-1), product)
+    smooth, z_loss = np.float32(options.label_smoothing), np.float32(options.z_loss)
+    sums = Sums.start(labels.unsqueeze(-1), product, linear=bool(smooth), weighted=False)
     bias = _NONE if bias is None else bias[:valid]
     arrays = _arrays(
         *(product[:, :valid], labels.unsqueeze(-1), sums.top, sums.total, sums.linear, sums.picked),
         _NONE.expand(0) if coef is None else coef,
     )
-    smooth, z_loss = np.float32(options.label_smoothing), np.float32(options.z_loss)
 
     def work(rows: slice, part: NDArray[Any]) -> None:
         p, y, top, total, linear, picked, c = (a[rows] for a in arrays)
@@ -73,7 +73,7 @@ def accumulate(
         p, at, top, total, weighted, linear, picked = (a[rows] for a in arrays)
         kernels.accumulate(
             *(p, _scales(transform), _array(_NONE if bias is None else bias), at, top, total),
-            *(weighted, linear, picked, True, True),
+            *(weighted, linear, picked),
         )
 
     _split(work, len(product), None)

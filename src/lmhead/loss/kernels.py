@@ -27,9 +27,9 @@ def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def decorate(function: Callable[..., Any]) -> Any:
         try:
-            return nb.njit(nogil=True, cache=True, **options)(function)
+            return nb.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
         except RuntimeError:  # no folder for the cache
-            return nb.njit(nogil=True, **options)(function)
+            return nb.njit(nogil=True, error_model="numpy", **options)(function)
 
     return decorate
 
@@ -102,28 +102,24 @@ def _exp(x):  # type: ignore[no-untyped-def]
 
 
 @_compiled(inline="always")
-def _tanh(x):  # type: ignore[no-untyped-def]
-    """tanh within a few ulp (the rational function of Eigen's)."""
-    z = F32(7.90531110763549805) if x > F32(7.90531110763549805) else x
-    z = F32(-7.90531110763549805) if z < F32(-7.90531110763549805) else z
-    s = z * z
-    p = F32(-2.76076847742355e-16)
-    p = p * s + F32(2.00018790482477e-13)
-    p = p * s + F32(-8.60467152213735e-11)
-    p = p * s + F32(5.12229709037114e-08)
-    p = p * s + F32(1.48572235717979e-05)
-    p = p * s + F32(6.37261928875436e-04)
-    p = p * s + F32(4.89352455891786e-03)
-    q = F32(1.19825839466702e-06)
-    q = q * s + F32(1.18534705686654e-04)
-    q = q * s + F32(2.26843463243900e-03)
-    q = q * s + F32(4.89352518554385e-03)
-    return z * p / q
+def _small_tanh(x):  # type: ignore[no-untyped-def]
+    """tanh for |x| < 0.625 (Cephes' polynomial)."""
+    s = x * x
+    p = F32(-5.70498872745e-3)
+    p = p * s + F32(2.06390887954e-2)
+    p = p * s + F32(-5.37397155531e-2)
+    p = p * s + F32(1.33314422036e-1)
+    p = p * s + F32(-3.33332819422e-1)
+    return p * s * x + x
 
 
 @_compiled(inline="always", fastmath={"contract"})
-def _load(row, start, size, out, hidden_scale, logit_scale, softcap, bias):  # type: ignore[no-untyped-def]
-    """out[:size] = the logits of row[start : start + size]."""
+def _load(row, start, size, out, slope, scales, bias):  # type: ignore[no-untyped-def]
+    """out[:size] = the logits of row[start : start + size]; slope: the cap's derivative there.
+
+    1 - tanh² is formed as 4 e / (1 + e)² with e = exp(-2 |x|): it stays exact where tanh is near 1.
+    """
+    hidden_scale, logit_scale, softcap = scales
     for j in range(size):
         out[j] = _widen(row[start + j])
     if hidden_scale != F32(1.0):
@@ -137,7 +133,13 @@ def _load(row, start, size, out, hidden_scale, logit_scale, softcap, bias):  # t
             out[j] *= logit_scale
     if softcap > F32(0.0):
         for j in range(size):
-            out[j] = softcap * _tanh(out[j] / softcap)
+            u = out[j] / softcap
+            e = _exp(F32(-2.0) * abs(u))
+            r = F32(1.0) / (F32(1.0) + e)
+            t = (F32(1.0) - e) * r
+            t = -t if u < F32(0.0) else t
+            out[j] = softcap * (_small_tanh(u) if abs(u) < F32(0.625) else t)
+            slope[j] = F32(4.0) * e * r * r
 
 
 @_compiled(fastmath={"contract", "reassoc"})
@@ -167,7 +169,7 @@ def _largest(x, size, lanes):  # type: ignore[no-untyped-def]
 
 @_compiled(fastmath={"contract"})
 def accumulate(  # type: ignore[no-untyped-def]
-    product, scales, bias, ids, top, total, weighted, linear, picked, wants_linear, wants_weighted
+    product, scales, bias, ids, top, total, weighted, linear, picked
 ):
     """`epilogue.accumulate` on float32 or uint16 products; `scales` are (hidden, logit, cap)."""
     width = product.shape[1]
@@ -176,14 +178,16 @@ def accumulate(  # type: ignore[no-untyped-def]
     lanes = np.empty(LANES, F32)
     for i in range(product.shape[0]):
         row = product[i]
-        m, s, w, a = top[i], np.float64(total[i]), np.float64(weighted[i]), np.float64(linear[i])
+        m, s, w, a = top[i], np.float64(total[i]), 0.0, 0.0
+        if len(weighted) > 0:
+            w = np.float64(weighted[i])
         for start in range(0, width, PIECE):
             size = min(PIECE, width - start)
-            _load(row, start, size, x, scales[0], scales[1], scales[2], bias)
+            _load(row, start, size, x, e, scales, bias)
             for k in range(ids.shape[1]):
                 if start <= ids[i, k] < start + size:
                     picked[i, k] = x[ids[i, k] - start]
-            if wants_linear:
+            if len(linear) > 0:
                 a += _sum(x, size)
             new = _largest(x, size, lanes)
             if new > m:
@@ -198,11 +202,15 @@ def accumulate(  # type: ignore[no-untyped-def]
             for j in range(size):
                 e[j] = _exp(x[j])
             s += _sum(e, size)
-            if wants_weighted:
+            if len(weighted) > 0:
                 for j in range(size):
                     x[j] = F32(0.0) if e[j] == F32(0.0) else x[j] * e[j]
                 w += _sum(x, size)
-        top[i], total[i], weighted[i], linear[i] = m, s, w, a
+        top[i], total[i] = m, s
+        if len(weighted) > 0:
+            weighted[i] = w
+        if len(linear) > 0:
+            linear[i] += a
 
 
 @_compiled(fastmath={"contract"})
@@ -213,13 +221,14 @@ def differentiate(  # type: ignore[no-untyped-def]
     width = product.shape[1]
     x = np.empty(PIECE, F32)
     g = np.empty(PIECE, F32)
+    slope = np.empty(PIECE, F32)
     hidden_scale, logit_scale, softcap = scales
     for i in range(product.shape[0]):
         row = product[i]
         m, log_total, c, flat = top[i], F32(np.log(total[i])), softmax[i], even[i]
         for start in range(0, width, PIECE):
             size = min(PIECE, width - start)
-            _load(row, start, size, x, hidden_scale, logit_scale, softcap, bias)
+            _load(row, start, size, x, slope, scales, bias)
             if len(entropy) > 0:
                 h = entropy[i]
                 for j in range(size):
@@ -237,8 +246,7 @@ def differentiate(  # type: ignore[no-untyped-def]
                     g[ids[i, k] - start] += up_picked[i, k]
             if softcap > F32(0.0):
                 for j in range(size):
-                    t = x[j] / softcap
-                    g[j] *= F32(1.0) - t * t
+                    g[j] *= slope[j]
             if logit_scale != F32(1.0):
                 for j in range(size):
                     g[j] *= logit_scale
@@ -257,14 +265,13 @@ def epilogue(  # type: ignore[no-untyped-def]
     product, scales, bias, labels, top, total, linear, picked, coef, smooth, z_loss, grad_bias
 ):
     """Both passes over each row while it is in the cache; no gradient where `coef` is empty."""
-    one = np.empty(1, F32)
     none = np.empty(0, F32)
     up, flat, pick = np.empty(1, F32), np.empty(1, F32), np.empty((1, 1), F32)
     for i in range(product.shape[0]):
         j = i + 1
         accumulate(
-            *(product[i:j], scales, bias, labels[i:j], top[i:j], total[i:j], one, linear[i:j]),
-            *(picked[i:j], smooth != F32(0.0), False),
+            *(product[i:j], scales, bias, labels[i:j], top[i:j], total[i:j], none, linear[i:j]),
+            picked[i:j],
         )
         if len(coef) > 0:
             c = coef[i]

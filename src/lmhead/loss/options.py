@@ -57,8 +57,8 @@ class Sums(NamedTuple):
     """What is known of n rows of logits x after some of the columns, updated in place.
 
     All float32 (float64 for float64): `top` max x, `total` Σ exp(x - top), `weighted`
-    Σ exp(x - top) · (x - top), `linear` Σ x, each [n]; `picked` the logits that were asked for,
-    [n, k].
+    Σ exp(x - top) · (x - top), `linear` Σ x, each [n], the last two empty where they are not
+    wanted; `picked` the logits that were asked for, [n, k].
     """
 
     top: Tensor
@@ -68,12 +68,16 @@ class Sums(NamedTuple):
     picked: Tensor
 
     @classmethod
-    def start(cls, ids: Tensor, like: Tensor) -> Sums:
+    def start(cls, ids: Tensor, like: Tensor, *, linear: bool, weighted: bool) -> Sums:
         """Nothing seen so far; `ids` are [n, k]."""
-        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        top = like.new_full(ids.shape[:1], -torch.inf, dtype=dtype)
-        total, weighted, linear = like.new_zeros((3, len(ids)), dtype=dtype).unbind()
-        return cls(top, total, weighted, linear, like.new_zeros(ids.shape, dtype=dtype))
+        n, dtype = len(ids), torch.float64 if like.dtype == torch.float64 else torch.float32
+        return cls(
+            like.new_full((n,), -torch.inf, dtype=dtype),
+            like.new_zeros(n, dtype=dtype),
+            like.new_zeros(n if weighted else 0, dtype=dtype),
+            like.new_zeros(n if linear else 0, dtype=dtype),
+            like.new_zeros(ids.shape, dtype=dtype),
+        )
 
     def lse(self) -> Tensor:
         """log Σ exp x, [n]."""

@@ -1,0 +1,342 @@
+"""The public losses over a table; see `lmhead.loss`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lmhead.errors import LMHeadError
+from lmhead.loss import checks, functions
+from lmhead.loss.chunked import Wants
+from lmhead.loss.functions import Job
+from lmhead.loss.options import Options
+from lmhead.loss.policy import Plan, make_plan
+from lmhead.reference import Parts, wide
+from lmhead.transform import HeadTransform
+
+_PLAIN = HeadTransform()
+
+
+class LogProbs(NamedTuple):
+    """What `linear_logprobs` gives with `entropy=True`: `logprobs`, [...] or [..., k], and
+    `entropy`, [...], -Σ p log p in nats."""
+
+    logprobs: Tensor
+    entropy: Tensor
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    bias: Tensor | None = None,
+    transform: HeadTransform = _PLAIN,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    sample_weight: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    return_lse: bool = False,
+    shift: bool = False,
+    memory: str = "normal",
+    backend: str = "auto",
+    gradient: str = "exact",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Cross-entropy of the logits `transform(input · weightᵀ, bias)`, which never exist whole.
+
+    The loss of a token is (1 - e) · (lse - x_label) + e · (lse - mean x) + z_loss · lse² over the
+    logits x of the rows that are tokens, with lse = log Σ exp x and e = label_smoothing; computed
+    in float32 for low precision. For "mean" and "sum" the gradients are computed in the forward
+    pass, a chunk of tokens at a time (three matrix products in all). For "none", for float16 and
+    for memory="low" the products are computed again in the backward pass (four in all). Second
+    derivatives, torch.func and torch.compile go through plain operations, a block at a time.
+
+    Args:
+        input: hidden states, [..., d], of the table's dtype: float32, bfloat16, float16 or float64
+            (or any two of the low ones and float32 under autocast, which computes in its dtype).
+        weight: the table, [V, d].
+        target: [...], token ids of an integer dtype.
+        bias: [V], floating point, or None.
+        transform: what the family does around the product. Padded rows are left out.
+        ignore_index: a target that does not count: no loss, no gradient, no work.
+        reduction: "mean" over the targets that count, "sum", or "none".
+        sample_weight: [...], a factor on each token's loss; the mean is Σ w · loss / Σ w over the
+            targets that count. It may require gradients.
+        label_smoothing: the part of the target spread evenly over the V tokens, in [0, 1).
+        z_loss: weight of lse² in each token's loss.
+        return_lse: also return lse, [...] (0 where ignored), with gradients.
+        shift: targets are those of `input`'s own positions, and each position is to predict the
+            next one: as with `input[..., :-1, :]`, `target[..., 1:]` (and `sample_weight[..., 1:]`),
+            without their copies. Results for "none" are [..., T - 1].
+        memory: "normal" keeps extra memory below 1/4 of the larger of logits and table; "low"
+            below 5 % of the logits, for a fourth product.
+        backend: "auto", or one of "reference", "torch", "numba", "triton"; see `explain_backend`.
+        gradient: "exact".
+
+    Returns:
+        A scalar, or [...] for "none" (0 where ignored); float64 for float64, else float32; with
+        `return_lse` a pair. Where no target counts, or their weights sum to 0, the mean is 0 and
+        every gradient zero (`F.cross_entropy` gives NaN).
+
+    Raises:
+        LMHeadError: shapes, dtypes or devices disagree, a target is no row or a padded row, an
+            option is out of its range, or the backend asked for cannot run here. Under
+            torch.compile targets are not looked at.
+    """
+    checks.check_table(input, weight, bias, transform)
+    checks.check_reduction(reduction)
+    checks.check_targets(input, target)
+    if sample_weight is not None:
+        checks.check_sample_weight(sample_weight, target)
+    if gradient != "exact":
+        raise LMHeadError(f'gradient must be "exact", got {gradient!r}')
+    options = Options(transform, label_smoothing, z_loss)
+    if shift:
+        target = checks.next_token(target, ignore_index)
+        sample_weight = None if sample_weight is None else checks.next_token(sample_weight, 0)
+    labels = target.reshape(-1).long()
+    counts = labels != ignore_index
+    checks.check_rows("targets", labels.where(counts, 0), weight, transform)
+
+    hidden, weight = checks.in_autocast(input.reshape(-1, input.shape[-1]), weight)
+    plan = make_plan(hidden, weight, backend=backend, memory=memory)
+    keep = _kept(counts, plan)
+    labels = labels if keep is None else labels[keep]
+    if plan.backend == "reference":
+        labels = labels.where(counts, 0)
+    scale = None if sample_weight is None else sample_weight.reshape(-1)
+    coef = _coefficients(counts, keep, plan, scale, reduction, wide(hidden).dtype)
+    job = Job(labels.unsqueeze(-1), keep, options, plan, _wants(hidden, weight, bias))
+    with _no_autocast(hidden):
+        loss, lse = _compute(hidden, weight, bias, coef, job, reduction, memory)
+    shape = target.shape
+    if reduction == "none":
+        loss = _spread(loss, keep, counts).reshape(shape)
+        loss = loss[..., :-1] if shift else loss
+    if not return_lse:
+        return loss
+    lse = _spread(lse, keep, counts).reshape(shape)
+    return loss, lse[..., :-1] if shift else lse
+
+
+def linear_logprobs(
+    input: Tensor,
+    weight: Tensor,
+    ids: Tensor,
+    *,
+    bias: Tensor | None = None,
+    transform: HeadTransform = _PLAIN,
+    entropy: bool = False,
+    memory: str = "normal",
+    backend: str = "auto",
+) -> Tensor | LogProbs:
+    """Log-probabilities of chosen tokens, with gradients, without the logits.
+
+    What preference and policy training needs. Computed in float32 (float64 for float64), in slabs
+    of the table, and again in the backward pass.
+
+    Args:
+        input: hidden states, [..., d]; see `linear_cross_entropy` for dtypes and autocast.
+        weight: the table, [V, d].
+        ids: [...], one token for each hidden state, or [..., k]; of an integer dtype.
+        bias, transform, memory, backend: as in `linear_cross_entropy`.
+        entropy: also return the entropy of the distribution, with gradients.
+
+    Returns:
+        log p of the shape of `ids`; with `entropy` a `LogProbs`.
+
+    Raises:
+        LMHeadError: shapes, dtypes or devices disagree, or an id is no row or a padded row.
+    """
+    checks.check_table(input, weight, bias, transform)
+    lead = input.shape[:-1]
+    single = ids.shape == lead
+    if not single and ids.shape[:-1] != lead:
+        raise LMHeadError(
+            f"hidden states of shape {tuple(input.shape)} need ids of shape {tuple(lead)} or "
+            f"{[*lead, 'k']}, got {tuple(ids.shape)}"
+        )
+    checks.check_integer("ids", ids)
+    checks.check_rows("ids", ids, weight, transform)
+    hidden, weight = checks.in_autocast(input.reshape(-1, input.shape[-1]), weight)
+    plan = make_plan(hidden, weight, backend=backend, memory=memory)
+    wanted = ids.long().reshape(len(hidden), 1 if single else ids.shape[-1])
+    wants = _wants(hidden, weight, bias)
+    job = Job(wanted, None, Options(transform), plan, wants, entropy=entropy)
+    with _no_autocast(hidden):
+        found = _parts(hidden, weight, bias, job)
+    logprobs = found.logprobs.reshape(ids.shape)
+    if found.entropy is None:
+        return logprobs
+    return LogProbs(logprobs, found.entropy.reshape(lead))
+
+
+def explain_backend(
+    input: Tensor,
+    weight: Tensor,
+    *,
+    backend: str = "auto",
+    memory: str = "normal",
+) -> Plan:
+    """Which backend `linear_cross_entropy` takes for these tensors, in what pieces, and why.
+
+    Args: as in `linear_cross_entropy`.
+
+    Raises:
+        LMHeadError: the tensors do not fit, or the backend asked for cannot run here.
+    """
+    checks.check_table(input, weight, None, _PLAIN)
+    hidden, weight = checks.in_autocast(input.reshape(-1, input.shape[-1]), weight)
+    return make_plan(hidden, weight, backend=backend, memory=memory)
+
+
+class LinearCrossEntropyLoss(nn.Module):
+    """`linear_cross_entropy` as a module that holds its options; the table stays the caller's.
+
+    Args: the options of `linear_cross_entropy`.
+    """
+
+    def __init__(
+        self,
+        *,
+        transform: HeadTransform = _PLAIN,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        return_lse: bool = False,
+        shift: bool = False,
+        memory: str = "normal",
+        backend: str = "auto",
+        gradient: str = "exact",
+    ) -> None:
+        super().__init__()
+        checks.check_reduction(reduction)
+        Options(transform, label_smoothing, z_loss)
+        self.transform = transform
+        self.ignore_index = ignore_index
+        self.reduction = reduction
+        self.label_smoothing = label_smoothing
+        self.z_loss = z_loss
+        self.return_lse = return_lse
+        self.shift = shift
+        self.memory = memory
+        self.backend = backend
+        self.gradient = gradient
+
+    def forward(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        bias: Tensor | None = None,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """See `linear_cross_entropy`."""
+        return linear_cross_entropy(
+            input,
+            weight,
+            target,
+            bias=bias,
+            transform=self.transform,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            sample_weight=sample_weight,
+            label_smoothing=self.label_smoothing,
+            z_loss=self.z_loss,
+            return_lse=self.return_lse,
+            shift=self.shift,
+            memory=self.memory,
+            backend=self.backend,
+            gradient=self.gradient,
+        )
+
+
+def _compute(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    coef: Tensor | None,
+    job: Job,
+    reduction: str,
+    memory: str,
+) -> tuple[Tensor, Tensor]:
+    """The reduced loss, or the losses of the tokens that count; and their log-sum-exp."""
+    if job.plan.backend != "reference" and memory == "normal":
+        loss, lse = functions.fused(
+            hidden, weight, bias, None if reduction == "none" else coef, job
+        )
+        return loss if coef is None or reduction != "none" else coef * loss, lse
+    smooth = job.options.label_smoothing > 0
+    found = _parts(hidden, weight, bias, replace(job, mean=smooth))
+    loss = functions.losses(found, job.options)
+    loss = loss if coef is None else coef * loss
+    return loss if reduction == "none" else loss.sum(), found.lse
+
+
+def _parts(hidden: Tensor, weight: Tensor, bias: Tensor | None, job: Job) -> Parts:
+    if job.plan.backend == "reference":
+        return job.plain(hidden, weight, bias)
+    return functions.parts(hidden, weight, bias, job)
+
+
+def _kept(counts: Tensor, plan: Plan) -> Tensor | None:
+    """Which tokens count, or None for all; the plain computation carries all of them."""
+    if plan.backend == "reference" or bool(counts.all()):
+        return None
+    return counts.nonzero().squeeze(-1)
+
+
+def _coefficients(
+    counts: Tensor,
+    keep: Tensor | None,
+    plan: Plan,
+    scale: Tensor | None,
+    reduction: str,
+    dtype: torch.dtype,
+) -> Tensor | None:
+    """d total / d loss of each token that counts, [M]; None for a factor of 1 on "none"."""
+    if scale is not None:
+        scale = scale.to(dtype)
+    if plan.backend == "reference":
+        zero = torch.zeros((), dtype=dtype, device=counts.device)
+        coef = torch.where(counts, torch.ones_like(zero) if scale is None else scale, zero)
+    elif scale is not None:
+        coef = scale if keep is None else scale[keep]
+    elif reduction == "none":
+        return None
+    else:
+        size = len(counts) if keep is None else len(keep)
+        coef = torch.ones(size, dtype=dtype, device=counts.device)
+    if reduction != "mean":
+        return coef
+    total = coef.sum()
+    return coef / torch.where(total == 0, torch.ones_like(total), total)
+
+
+def _spread(values: Tensor, keep: Tensor | None, counts: Tensor) -> Tensor:
+    """[M] to [N], with 0 for the tokens that do not count."""
+    if keep is None:  # all count, or all were computed
+        return values.where(counts, 0)
+    return values.new_zeros(len(counts)).index_copy(0, keep, values)
+
+
+def _wants(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Wants:
+    on = torch.is_grad_enabled()
+    return Wants(
+        on and hidden.requires_grad,
+        on and weight.requires_grad,
+        on and bias is not None and bias.requires_grad,
+    )
+
+
+def _no_autocast(hidden: Tensor) -> AbstractContextManager[object]:
+    device = hidden.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
