@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 from lmhead.errors import LMHeadError
 from lmhead.loss import checks, functions
 from lmhead.loss.chunked import Wants
+from lmhead.loss.draws import seed_of
 from lmhead.loss.functions import Job
 from lmhead.loss.options import Options
 from lmhead.loss.policy import Plan, make_plan
+from lmhead.loss.sparse import Rounding, SparseReport
 from lmhead.reference import Parts, wide
 from lmhead.transform import HeadTransform
 
@@ -46,6 +49,9 @@ def linear_cross_entropy(
     memory: str = "normal",
     backend: str = "auto",
     gradient: str = "exact",
+    gradient_error: str | float = "bf16",
+    generator: torch.Generator | int | None = None,
+    report: Callable[[SparseReport], None] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Cross-entropy of the logits `transform(input · weightᵀ, bias)`, which never exist whole.
 
@@ -76,7 +82,16 @@ def linear_cross_entropy(
         memory: "normal" keeps extra memory below 1/4 of the larger of logits and table; "low"
             below 5 % of the logits, for a fourth product.
         backend: "auto", or one of "reference", "torch", "numba", "triton"; see `explain_backend`.
-        gradient: "exact".
+        gradient: "exact", or "sparse": an unbiased estimate from a few per cent of the entries of
+            p - onehot, for trained models on a CPU (docs/sparse-gradient.md). The loss itself and
+            the bias's gradient stay exact. It needs reduction "mean" or "sum" and memory="normal";
+            where exact products are faster, or only they will do, they are taken.
+        gradient_error: for "sparse", the relative error of the gradients to keep to: "bf16" for
+            what rounding p - onehot to bfloat16 would do, or a number between 0 and 1.
+        generator: for "sparse", where the draws come from: a torch.Generator, a seed, or None for
+            torch's own generator. The same seed gives the same draws whatever the chunks, the
+            threads and the device.
+        report: for "sparse", called with a `SparseReport` in the forward pass.
 
     Returns:
         A scalar, or [...] for "none" (0 where ignored); float64 for float64, else float32; with
@@ -93,8 +108,7 @@ def linear_cross_entropy(
     checks.check_targets(input, target)
     if sample_weight is not None:
         checks.check_sample_weight(sample_weight, target)
-    if gradient != "exact":
-        raise LMHeadError(f'gradient must be "exact", got {gradient!r}')
+    checks.check_gradient(gradient, gradient_error, generator, reduction, memory)
     options = Options(transform, label_smoothing, z_loss)
     if shift:
         target = checks.next_token(target, ignore_index)
@@ -111,7 +125,12 @@ def linear_cross_entropy(
         labels = labels.where(counts, 0)
     scale = None if sample_weight is None else sample_weight.reshape(-1)
     coef = _coefficients(counts, keep, plan, scale, reduction, wide(hidden).dtype)
-    job = Job(labels.unsqueeze(-1), keep, options, plan, _wants(hidden, weight, bias))
+    wants, rounding = _wants(hidden, weight, bias), None
+    if gradient == "sparse" and any(wants):
+        rounding = Rounding(gradient_error, seed_of(generator), report or (lambda _: None))
+        if plan.backend == "reference":
+            rounding.report(SparseReport(False, plan.reason))
+    job = Job(labels.unsqueeze(-1), keep, options, plan, wants, rounding=rounding)
     with _no_autocast(hidden):
         loss, lse = _compute(hidden, weight, bias, coef, job, reduction, memory)
     shape = target.shape
@@ -198,7 +217,9 @@ def explain_backend(
 class LinearCrossEntropyLoss(nn.Module):
     """`linear_cross_entropy` as a module that holds its options; the table stays the caller's.
 
-    Args: the options of `linear_cross_entropy`.
+    Args: the options of `linear_cross_entropy`; a seed as `generator` is where its draws start, and
+    each call goes on from there. With gradient="sparse", `report` is the
+    `SparseReport` of the latest call, or None.
     """
 
     def __init__(
@@ -214,9 +235,12 @@ class LinearCrossEntropyLoss(nn.Module):
         memory: str = "normal",
         backend: str = "auto",
         gradient: str = "exact",
+        gradient_error: str | float = "bf16",
+        generator: torch.Generator | int | None = None,
     ) -> None:
         super().__init__()
         checks.check_reduction(reduction)
+        checks.check_gradient(gradient, gradient_error, generator, reduction, memory)
         Options(transform, label_smoothing, z_loss)
         self.transform = transform
         self.ignore_index = ignore_index
@@ -228,6 +252,11 @@ class LinearCrossEntropyLoss(nn.Module):
         self.memory = memory
         self.backend = backend
         self.gradient = gradient
+        self.gradient_error = gradient_error
+        if isinstance(generator, int):
+            generator = torch.Generator().manual_seed(generator)
+        self.generator = generator
+        self.report: SparseReport | None = None
 
     def forward(
         self,
@@ -254,7 +283,13 @@ class LinearCrossEntropyLoss(nn.Module):
             memory=self.memory,
             backend=self.backend,
             gradient=self.gradient,
+            gradient_error=self.gradient_error,
+            generator=self.generator,
+            report=self._heard,
         )
+
+    def _heard(self, report: SparseReport) -> None:
+        self.report = report
 
 
 def _compute(

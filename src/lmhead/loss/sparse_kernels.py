@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from lmhead.loss.kernels import _bits, _compiled, _exp, _float, _narrow, _sum, _tanh, _widen
+from lmhead.loss.kernels import _bits, _compiled, _exp, _float, _narrow, _small_tanh, _sum, _widen
 
 F32 = np.float32
 U32 = np.uint32
 BLOCK = 16  # vocabulary rows whose logits are held between their maximum and their sum
 LOW = F32(-1e30)  # below every logit, yet finite: -inf - LOW is still -inf
 BUCKETS = 2048  # of magnitudes, by the upper 12 bits: eight an octave
+
+
+@_compiled(inline="always", fastmath={"contract"})
+def _capped(z, softcap):  # type: ignore[no-untyped-def]
+    """softcap · tanh(z / softcap) and its derivative, as in `kernels`."""
+    u = z / softcap
+    e = _exp(F32(-2.0) * abs(u))
+    r = F32(1.0) / (F32(1.0) + e)
+    t = (F32(1.0) - e) * r
+    t = -t if u < F32(0.0) else t
+    return softcap * (_small_tanh(u) if abs(u) < F32(0.625) else t), F32(4.0) * e * r * r
 
 
 @_compiled(inline="always", fastmath={"contract"})
@@ -26,7 +37,7 @@ def _logits(row, x, scales, bias):  # type: ignore[no-untyped-def]
         x[j] = logit_scale * (hidden_scale * _widen(row[j]) + bias)
     if softcap > F32(0.0):
         for j in range(len(x)):
-            x[j] = softcap * _tanh(x[j] / softcap)
+            x[j], _ = _capped(x[j], softcap)
 
 
 @_compiled(fastmath={"contract"})
@@ -66,10 +77,10 @@ def _gradient(row, g, scales, bias, v, labels, shift, softmax, at_label, even): 
     hidden_scale, logit_scale, softcap = scales
     if softcap > F32(0.0):
         for j in range(len(g)):
-            t = _tanh(logit_scale * (hidden_scale * _widen(row[j]) + bias) / softcap)
+            x, slope = _capped(logit_scale * (hidden_scale * _widen(row[j]) + bias), softcap)
             own = at_label[j] if labels[j] == v else F32(0.0)
-            slope = softmax[j] * _exp(softcap * t - shift[j]) - own
-            g[j] = logit_scale * (slope * (F32(1.0) - t * t) + even[j] * (t * t))
+            at_logit = softmax[j] * _exp(x - shift[j]) - own
+            g[j] = logit_scale * (at_logit * slope + even[j] * (F32(1.0) - slope))
     else:
         for j in range(len(g)):
             x = logit_scale * (hidden_scale * _widen(row[j]) + bias)

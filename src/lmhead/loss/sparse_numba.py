@@ -8,7 +8,6 @@ table's product runs once, at the end, over the entries of all chunks.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +18,8 @@ from torch import Tensor
 from lmhead.loss import draws, sparse_kernels
 from lmhead.loss.epilogue_numba import _array, _scales, epilogue
 from lmhead.loss.options import Rows, Sums, Upstream
-from lmhead.loss.sparse_task import Outcome, Task
+from lmhead.loss.products import add_table_gradient, hidden_gradient, scores, scores_across
+from lmhead.loss.sparse_task import Outcome, Task, relative
 from lmhead.loss.threads import each, parts
 from lmhead.loss.threshold import BUCKETS, SMALLEST, Plan, Statistics, choose, pilot_rows
 
@@ -65,28 +65,29 @@ def table_energy(task: Task) -> Array:
     return out
 
 
-def step(task: Task, aim: float | str | Plan) -> Outcome | None:
+def step(task: Task, aim: float | str | Plan) -> Outcome | float:
     """Losses and gradients; chunks whose entries do not fit `task.capacity` are done exactly.
+
+    The first chunk is a pilot of a few tokens from all over the batch, which sets the threshold.
 
     Args:
         aim: the error to keep to, or a plan made before.
 
     Returns:
-        None where no threshold keeps to the error, or too many entries would be kept.
+        The share of entries that would be kept, where that is above the capacity; NaN where no
+        threshold keeps to the error.
     """
     count = len(task.labels)
     first = pilot_rows(task.coef)
     others = torch.ones(count, dtype=torch.bool).index_fill_(0, first, False).nonzero().squeeze(-1)
     order = torch.cat([first, others])
-    task = replace(
-        task, hidden=task.hidden[order], labels=task.labels[order], coef=task.coef[order]
-    )
-    keys = draws.row_keys(task.seed, order.numpy()), draws.column_keys(task.seed, task.valid)
+    task = task.take(order)
+    keys = draws.row_keys(task.seed, task.places), draws.column_keys(task.seed, task.valid)
     energy = table_energy(task)
     sizes = _sizes(len(first), count, task.chunk or CHUNK)
     buffer = task.hidden.new_empty(task.valid * max(sizes))
     grad_hidden = torch.zeros_like(task.hidden, dtype=torch.float32) if task.wants_hidden else None
-    grad_weight = torch.empty_like(task.weight).zero_() if task.wants_weight else None
+    grad_weight = torch.empty_like(task.weight) if task.wants_weight else None
     row_variance = np.zeros(count, np.float32)
     column_variance = np.zeros(task.valid)
     found: list[_Entries] = []
@@ -98,14 +99,14 @@ def step(task: Task, aim: float | str | Plan) -> Outcome | None:
         end += size
         hidden, labels, coef = task.hidden[here], task.labels[here], task.coef[here]
         product = buffer[: task.valid * size].view(task.valid, size)
-        torch.mm(task.weight[: task.valid], hidden.T, out=product)
+        scores_across(hidden, task.weight[: task.valid], product)
         chunk = _forward(task, product, labels, coef)
         rows.append(chunk.rows)
         if not isinstance(aim, Plan):
             seen = _statistics(task, chunk, hidden, energy, aim != "bf16")
             plan = choose(seen, aim, hidden=task.wants_hidden, weight=task.wants_weight)
             if plan is None or plan.density > task.capacity:
-                return None
+                return float("nan") if plan is None else plan.density
             aim = plan
         entries = _emit(task, chunk, aim.threshold, keys[0][:, here], keys[1])
         if entries is None:
@@ -116,29 +117,28 @@ def step(task: Task, aim: float | str | Plan) -> Outcome | None:
         column_variance += entries.column_variance
         if task.grad_bias is not None:
             task.grad_bias[: task.valid] += torch.from_numpy(entries.grad_bias)
-        even[here] = torch.from_numpy(chunk.even)
+        even[here] = task.even[here]
         if grad_hidden is not None:
             _hidden_product(task, entries, _array(grad_hidden[here]))
         entries.tokens[:] += here.start
         found.append(entries)
-    even *= task.factor
     error_hidden = error_weight = None
     if grad_hidden is not None:
         if task.options.label_smoothing:
             total = task.weight[: task.valid].sum(0, dtype=torch.float32)
             grad_hidden.addr_(even, total, alpha=-1)
-        error_hidden = _relative((column_variance * energy).sum(), float(grad_hidden.square().sum()))
+        error_hidden = relative((column_variance * energy).sum(), float(grad_hidden.square().sum()))
         grad_hidden = torch.empty_like(task.hidden).index_copy_(
             0, order, grad_hidden.to(task.hidden.dtype)
         )
     if grad_weight is not None:
         squares = _table_product(task, found, even, grad_weight, dense > 0)
-        error_weight = _relative((row_variance * _squares(task.hidden)).sum(), squares)
+        error_weight = relative((row_variance * _squares(task.hidden)).sum(), squares)
     kept = sum(len(entries.values) for entries in found)
     return Outcome(
         Rows(*(_ordered(parts, order) for parts in zip(*rows, strict=True))),
-        *(grad_hidden, grad_weight, kept / max(1, task.valid * (count - dense)), dense),
-        *(error_hidden, error_weight),
+        *(grad_hidden, grad_weight, aim.threshold if isinstance(aim, Plan) else 0.0),
+        *(kept / max(1, task.valid * (count - dense)), dense, error_hidden, error_weight),
     )
 
 
@@ -273,10 +273,10 @@ def _table_product(
     task: Task, found: list[_Entries], even: Tensor, out: Tensor, adds: bool
 ) -> float:
     """The entries times the hidden states, into or onto `out`; the squares of what is written."""
+    if not adds:
+        out.zero_()  # which also maps its pages, at a third of what it costs in the kernel
     out[task.valid :] = 0
     if not found:
-        if not adds:
-            out.zero_()
         return float(out.float().square().sum())
     offsets = np.cumsum([0] + [len(entries.values) for entries in found])
     starts = np.stack([e.starts + o for e, o in zip(found, offsets[:-1], strict=True)])
@@ -305,15 +305,14 @@ def _exact(
     hidden, labels, coef = task.hidden[here], task.labels[here], task.coef[here]
     weight = task.weight[: task.valid]
     product = buffer[: len(labels) * task.valid].view(-1, task.valid)
-    torch.mm(hidden, weight.T, out=product)
+    scores(hidden, weight, product)
     bias = None if task.bias is None else task.bias[: task.valid]
     grad_bias = None if task.grad_bias is None else task.grad_bias[: task.valid]
     epilogue(product, labels, task.options, coef=coef, bias=bias, grad_bias=grad_bias)
     if grad_hidden is not None:
-        grad_hidden[here] = torch.mm(product, weight)
+        grad_hidden[here] = hidden_gradient(product, weight)
     if grad_weight is not None:
-        part = grad_weight[: task.valid]
-        torch.mm(product.T, hidden, out=part) if first else part.addmm_(product.T, hidden)
+        add_table_gradient(product, hidden, grad_weight[: task.valid], first=first)
 
 
 def _bias(task: Task) -> Array:
@@ -324,7 +323,3 @@ def _squares(rows: Tensor) -> Array:
     out = np.empty(len(rows), np.float32)
     sparse_kernels.energies(_array(rows), 0, len(rows), out)
     return out
-
-
-def _relative(noise: float, energy: float) -> float:
-    return float(np.sqrt(noise / energy)) if energy > 0 else 0.0

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lmhead.loss.options import Options, Rows
@@ -19,11 +23,12 @@ class Task:
         hidden: [N, d]; weight: [V, d], of one dtype; labels: [N], int64, rows that are scored.
         coef: [N] float32, d total / d loss of each token.
         options: what the loss is made of.
+        places: [N], what tells the draws of one token from those of another.
         bias: [V] float32, or None.
         seed: of the draws.
         wants_hidden, wants_weight: which gradients to compute.
         grad_bias: [V] float32: the bias's gradient is added to it (it is exact).
-        capacity: the share of entries that are kept at most; denser chunks are done exactly.
+        capacity: the share of entries that is kept at most; denser chunks are done exactly.
         chunk: tokens at a time; None for the form's own choice.
     """
 
@@ -32,6 +37,7 @@ class Task:
     labels: Tensor
     coef: Tensor
     options: Options
+    places: NDArray[np.int64]
     bias: Tensor | None = None
     seed: int = 0
     wants_hidden: bool = True
@@ -55,6 +61,17 @@ class Task:
         """About the largest entry there can be."""
         return float(self.coef.abs().max()) * abs(self.factor)
 
+    @property
+    def even(self) -> Tensor:
+        """What label smoothing takes off every entry of a row, [N]: it is not rounded."""
+        return self.coef * (self.factor * self.options.label_smoothing / self.valid)
+
+    def take(self, order: Tensor) -> Task:
+        """The same tokens in another order."""
+        hidden, labels, coef = self.hidden[order], self.labels[order], self.coef[order]
+        places = self.places[order.numpy()]
+        return replace(self, hidden=hidden, labels=labels, coef=coef, places=places)
+
     def pick(self, product: Tensor, labels: Tensor) -> Tensor:
         """The labels' logits, [n], from products [V, n]."""
         raw = wide(product[labels, torch.arange(len(labels), device=labels.device)])
@@ -69,7 +86,14 @@ class Outcome:
     rows: Rows
     hidden: Tensor | None
     weight: Tensor | None
+    threshold: float
     density: float
     dense_tokens: int
     error_hidden: float | None
     error_weight: float | None
+
+
+def relative(noise: Any, energy: Any) -> float:
+    """The square root of a ratio; 0 of nothing."""
+    noise, energy = float(noise), float(energy)
+    return math.sqrt(noise / energy) if energy > 0 else 0.0
