@@ -130,6 +130,8 @@ def linear_cross_entropy(
         rounding = Rounding(gradient_error, seed_of(generator), report or (lambda _: None))
         if plan.backend == "reference":
             rounding.report(SparseReport(False, plan.reason))
+        elif hidden.dtype == torch.float16:
+            rounding.report(SparseReport(False, "float16's gradients wait for the loss scale"))
     job = Job(labels.unsqueeze(-1), keep, options, plan, wants, rounding=rounding)
     with _no_autocast(hidden):
         loss, lse = _compute(hidden, weight, bias, coef, job, reduction, memory)

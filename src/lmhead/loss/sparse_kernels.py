@@ -126,8 +126,8 @@ def emit(  # type: ignore[no-untyped-def]
     `softmax`, `at_label` and `even` come in units of the threshold: products of small probabilities
     would otherwise be subnormal, which costs a hundred times a multiplication.
     starts[v - first] .. starts[v - first + 1] are row v's places in `tokens` and `values`. The
-    variances Σ |g| (1 - |g|) are added to by token and set by vocabulary row, in units too. Returns the number of
-    entries, or -1 where they do not fit.
+    variances Σ |g| (1 - |g|), in units too, are added to by token and set by vocabulary row.
+    Returns the number of entries, or -1 where they do not fit.
     """
     n = product.shape[1]
     padded = -(-n // 8) * 8
@@ -144,9 +144,7 @@ def emit(  # type: ignore[no-untyped-def]
         if count + padded > len(tokens):
             return -1
         b = bias[v] if len(bias) > 0 else F32(0.0)
-        _gradient(
-            product[v], g, scales, b, np.int32(v), labels, shift, softmax, at_label, even
-        )
+        _gradient(product[v], g, scales, b, np.int32(v), labels, shift, softmax, at_label, even)
         if len(grad_bias) > 0:
             grad_bias[v] += threshold * (_sum(g, n) - even_sum)
         if scales[0] != F32(1.0):
@@ -168,7 +166,7 @@ def emit(  # type: ignore[no-untyped-def]
                 for k in range(8 * w, 8 * w + 8):
                     tokens[count] = k
                     values[count] = entry[k]
-                    count += np.int64(kept[k])
+                    count += int(kept[k])
     starts[last - first] = count
     return count
 
@@ -191,9 +189,7 @@ def histogram(  # type: ignore[no-untyped-def]
     constant = scales[0] * scales[1]
     for v in range(valid):
         b = bias[v] if len(bias) > 0 else F32(0.0)
-        _gradient(
-            product[v], g, scales, b, np.int32(v), labels, shift, softmax, at_label, even
-        )
+        _gradient(product[v], g, scales, b, np.int32(v), labels, shift, softmax, at_label, even)
         for j in range(n):
             g[j] *= scales[0]
             size = abs(g[j])

@@ -136,9 +136,14 @@ def step(task: Task, aim: float | str | Plan) -> Outcome | float:
         error_weight = relative((row_variance * _squares(task.hidden)).sum(), squares)
     kept = sum(len(entries.values) for entries in found)
     return Outcome(
-        Rows(*(_ordered(parts, order) for parts in zip(*rows, strict=True))),
-        *(grad_hidden, grad_weight, aim.threshold if isinstance(aim, Plan) else 0.0),
-        *(kept / max(1, task.valid * (count - dense)), dense, error_hidden, error_weight),
+        rows=Rows(*(_ordered(parts, order) for parts in zip(*rows, strict=True))),
+        hidden=grad_hidden,
+        weight=grad_weight,
+        threshold=aim.threshold if isinstance(aim, Plan) else 0.0,
+        density=kept / max(1, task.valid * (count - dense)),
+        dense_tokens=dense,
+        error_hidden=error_hidden,
+        error_weight=error_weight,
     )
 
 

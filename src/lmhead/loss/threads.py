@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -32,4 +33,4 @@ def parts(count: int, pieces: int) -> list[tuple[int, int]]:
     """Up to `pieces` nearly equal ranges (first, last) that cover 0 .. count - 1."""
     pieces = max(1, min(pieces, count))
     bounds = [count * i // pieces for i in range(pieces + 1)]
-    return list(zip(bounds, bounds[1:], strict=False))
+    return list(pairwise(bounds))
