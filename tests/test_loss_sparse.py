@@ -75,12 +75,15 @@ def test_the_mean_is_the_exact_gradient_and_the_variance_is_the_stated_one(form,
     b = torch.randn(40, *exact_w.shape, generator=made, dtype=torch.float64)
     b = b[:, : task.valid]
     sums, squares = torch.zeros(2, 40, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    estimates = torch.zeros(2, dtype=torch.float64)
     for seed in range(rounds):
         grad_bias = torch.zeros_like(task.bias)
         made = FORMS[form](replace(task, seed=seed, grad_bias=grad_bias), Plan(t, 0.0))
         noise_h, noise_w = made.hidden - exact_h, (made.weight - exact_w)[: task.valid]
         sums[0] += (a * noise_h).sum((1, 2))
         sums[1] += (b * noise_w).sum((1, 2))
+        energies = torch.stack([made.hidden.square().sum(), made.weight.square().sum()])
+        estimates += energies * torch.tensor([made.error_hidden, made.error_weight]) ** 2
         squares += torch.stack([noise_h.square().sum(), noise_w.square().sum()])
     torch.testing.assert_close(made.rows.loss.double(), loss, rtol=1e-5, atol=2e-6)
     assert off(grad_bias, exact_b) < 1e-5
@@ -97,9 +100,8 @@ def test_the_mean_is_the_exact_gradient_and_the_variance_is_the_stated_one(form,
         [(variance.sum(0) * (w * w).sum(1)).sum(), (variance.sum(1) * (h * h).sum(1)).sum()]
     )
     assert (squares / rounds / stated - 1).abs().max() < 0.1
-    estimated = torch.tensor([made.error_hidden, made.error_weight], dtype=torch.float64) ** 2
-    grown = torch.stack([made.hidden.square().sum(), made.weight.square().sum()])
-    torch.testing.assert_close(estimated * grown, stated, rtol=2e-3, atol=0)
+    estimated = estimates / rounds
+    assert (estimated / stated - 1).abs().max() < 0.05
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

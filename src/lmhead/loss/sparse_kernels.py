@@ -125,17 +125,16 @@ def emit(  # type: ignore[no-untyped-def]
 
     `softmax`, `at_label` and `even` come in units of the threshold: products of small probabilities
     would otherwise be subnormal, which costs a hundred times a multiplication.
-    starts[v - first] .. starts[v - first + 1] are row v's places in `tokens` and `values`. The
-    variances Σ |g| (1 - |g|), in units too, are added to by token and set by vocabulary row.
-    Returns the number of entries, or -1 where they do not fit.
+    starts[v - first] .. starts[v - first + 1] are row v's places in `tokens` and `values`. An
+    estimate of the variances Σ |g| (1 - |g|), in units too, is added to by token and set by
+    vocabulary row: an entry is kept with probability |g|, so those that are kept stand for
+    1 - |g| each. Returns the number of entries, or -1 where they do not fit.
     """
     n = product.shape[1]
     padded = -(-n // 8) * 8
-    g = np.empty(n, F32)
-    spread = np.empty(n, F32)
+    g = np.zeros(padded, F32)
     kept = np.zeros(padded, np.uint8)
     words = kept.view(np.uint64)
-    entry = np.zeros(padded, F32)
     low_keys, high_keys = row_keys
     even_sum = _sum(even, n) * scales[1]
     count = 0
@@ -144,7 +143,7 @@ def emit(  # type: ignore[no-untyped-def]
         if count + padded > len(tokens):
             return -1
         b = bias[v] if len(bias) > 0 else F32(0.0)
-        _gradient(product[v], g, scales, b, np.int32(v), labels, shift, softmax, at_label, even)
+        _gradient(product[v], g[:n], scales, b, np.int32(v), labels, shift, softmax, at_label, even)
         if len(grad_bias) > 0:
             grad_bias[v] += threshold * (_sum(g, n) - even_sum)
         if scales[0] != F32(1.0):
@@ -152,21 +151,24 @@ def emit(  # type: ignore[no-untyped-def]
                 g[j] *= scales[0]
         key = column_keys[v]
         for j in range(n):
-            size = abs(g[j])
             draw = F32(_mix(U32(low_keys[j] + key), high_keys[j])) * F32(2.0**-32) + F32(2.0**-33)
-            small = size < F32(1.0)
-            spread[j] = size * (F32(1.0) - size) if small else F32(0.0)
-            row_variance[j] += spread[j]
-            rounded = threshold if g[j] > F32(0.0) else -threshold
-            entry[j] = rounded if small else threshold * g[j]
-            kept[j] = not (size <= draw)  # so that a NaN stays
-        column_variance[v] = _sum(spread, n)
+            kept[j] = not (abs(g[j]) <= draw)  # so that a NaN stays
         for w in range(len(words)):
             if words[w] != 0:
                 for k in range(8 * w, 8 * w + 8):
                     tokens[count] = k
-                    values[count] = entry[k]
+                    values[count] = g[k]
                     count += int(kept[k])
+        spread = F32(0.0)
+        for i in range(starts[v - first], count):
+            size = abs(values[i])
+            if size < F32(1.0):
+                values[i] = threshold if values[i] > F32(0.0) else -threshold
+                row_variance[tokens[i]] += F32(1.0) - size
+                spread += F32(1.0) - size
+            else:
+                values[i] *= threshold
+        column_variance[v] = spread
     starts[last - first] = count
     return count
 
@@ -186,6 +188,8 @@ def histogram(  # type: ignore[no-untyped-def]
     g = np.empty(n, F32)
     tiny = np.empty(n, F32)
     weighted = np.empty(n, F32)
+    large = np.zeros(-(-n // 8) * 8, np.uint8)
+    words = large.view(np.uint64)
     constant = scales[0] * scales[1]
     for v in range(valid):
         b = bias[v] if len(bias) > 0 else F32(0.0)
@@ -193,6 +197,7 @@ def histogram(  # type: ignore[no-untyped-def]
         for j in range(n):
             g[j] *= scales[0]
             size = abs(g[j])
+            large[j] = not (size < floor)
             tiny[j] = size if size < floor else F32(0.0)
             weighted[j] = tiny[j] * row_energy[j]
         if len(exact) > 0:
@@ -203,13 +208,16 @@ def histogram(  # type: ignore[no-untyped-def]
         table[0, 1] += below
         table[0, 2] += below * energy
         table[0, 4] += np.float64(_sum(weighted, n))
-        for j in range(n):
-            size = abs(g[j])
-            if size < floor:
-                table[0, 0] += 1
-            else:
-                bits = _bits(size)
-                k = np.int64(bits >> U32(20))
+        for w in range(len(words)):
+            if words[w] == 0:
+                table[0, 0] += 8
+                continue
+            for j in range(8 * w, 8 * w + 8):
+                if large[j] == 0:
+                    table[0, 0] += 1
+                    continue
+                size = abs(g[j])
+                k = np.int64(_bits(size) >> U32(20))
                 a, e = np.float64(size), np.float64(row_energy[j])
                 error = _rounding(size)
                 table[k, 0] += 1
@@ -220,6 +228,7 @@ def histogram(  # type: ignore[no-untyped-def]
                 table[k, 5] += a * a * e
                 bf16[0] += error * error * energy
                 bf16[1] += error * error * e
+    table[0, 0] -= valid * (len(large) - n)
 
 
 @_compiled(inline="always")
