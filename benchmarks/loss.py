@@ -12,6 +12,7 @@ table. The loss is that of forward and backward, with respect to hidden states a
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import os
@@ -69,7 +70,11 @@ class _Liger(torch.autograd.Function):
         n, (v, d) = len(h), w.shape
         chunks = -(-v // d)
         size = 1 << (max(1, -(-n // chunks)) - 1).bit_length()
-        grad_h, grad_w, total = torch.empty_like(h), torch.zeros_like(w), h.new_zeros((), dtype=torch.float32)
+        grad_h, grad_w, total = (
+            torch.empty_like(h),
+            torch.zeros_like(w),
+            h.new_zeros((), dtype=torch.float32),
+        )
         for part in torch.arange(n).split(size):
             rows = slice(int(part[0]), int(part[-1]) + 1)
             logp = (h[rows] @ w.T).float().log_softmax(-1)
@@ -232,6 +237,7 @@ def peak_bytes(work: Callable[[], object], device: str) -> int:
         work()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
+    ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts here
     before = _status("VmRSS")
     work()
@@ -248,7 +254,9 @@ def _status(key: str) -> int:
 def errors(found: tuple[Tensor, ...], h: Tensor, w: Tensor, y: Tensor) -> list[float]:
     """Relative errors of loss, hidden gradient and the table's gradient; the truth in float64,
     a few tokens at a time, for the hidden gradient of the first tokens and some of the table."""
-    rows = torch.cat([y[:64].unique(), torch.arange(0, len(w), max(1, len(w) // 256), device=y.device)])
+    rows = torch.cat(
+        [y[:64].unique(), torch.arange(0, len(w), max(1, len(w) // 256), device=y.device)]
+    )
     wide, loss, hidden, table = w.double(), 0.0, [], torch.zeros(len(rows), w.shape[1]).double()
     table = table.to(h.device)
     for start in range(0, len(h), 64):
@@ -263,7 +271,10 @@ def errors(found: tuple[Tensor, ...], h: Tensor, w: Tensor, y: Tensor) -> list[f
             hidden.append(g @ wide)
     true = torch.tensor(loss), torch.cat(hidden), table
     got = found[0], found[1][: len(true[1])], found[2][rows]
-    return [float((a.double().to(b.device) - b).norm() / b.norm()) for a, b in zip(got, true, strict=True)]
+    return [
+        float((a.double().to(b.device) - b).norm() / b.norm())
+        for a, b in zip(got, true, strict=True)
+    ]
 
 
 def machine(device: str) -> str:

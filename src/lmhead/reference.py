@@ -1,8 +1,8 @@
 """The plain computations over a table [V, d]: log-probabilities, top-k, a logit taken apart.
 
 `topk` and `explain` stand behind `Head.topk` and `Head.explain`, which describe arguments, results
-and errors; `parts` is what every loss is tested against. Each takes the whole table and bias; rows from `transform.valid_rows` on never
-score. `difference` compares two tables.
+and errors; `parts` is what every loss is tested against. Each takes the whole table and bias; rows
+from `transform.valid_rows` on never score. `difference` compares two tables.
 """
 
 from __future__ import annotations
@@ -102,17 +102,14 @@ def parts(
     else:
         again = not torch._C._are_functorch_transforms_active()  # torch.func knows no checkpoints
         pieces = [
-            checkpoint(
-                *(block, h, weight, bias, at), use_reentrant=False, preserve_rng_state=False
-            )
+            checkpoint(*(block, h, weight, bias, at), use_reentrant=False, preserve_rng_state=False)
             if again
             else block(h, weight, bias, at)
             for h, at in zip(torch.split(hidden, step), torch.split(ids, step), strict=True)
         ]
         found = [torch.cat(piece) for piece in zip(*pieces, strict=True)]
-    return Parts(
-        *found[:2], found[2] if mean else None, found[-1] if entropy else None
-    )
+    logprobs, lse = found[:2]
+    return Parts(logprobs, lse, found[2] if mean else None, found[-1] if entropy else None)
 
 
 @torch.no_grad()
@@ -230,8 +227,10 @@ def check_integer(name: str, ids: Tensor) -> None:
 
 
 def check_ids(name: str, ids: Tensor, rows: int, table_rows: int) -> None:
-    """Raise for an id that is no row. It waits for the device; nothing is read under compile."""
-    if torch.compiler.is_compiling() or ids.is_meta or not ids.numel():
+    """Raise for an id that is no row. It waits for the device; nothing is read under compile or
+    vmap."""
+    unreadable = torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(ids)
+    if unreadable or ids.is_meta or not ids.numel():
         return
     low, high = (int(end) for end in torch.aminmax(ids))
     wrong = low if low < 0 else high

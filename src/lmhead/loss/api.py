@@ -11,17 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from lmhead.errors import LMHeadError
-from lmhead.loss import checks, functions
+from lmhead.loss import checks, compiled, functions
 from lmhead.loss.chunked import Wants
 from lmhead.loss.draws import seed_of
 from lmhead.loss.functions import Job
-from lmhead.loss.options import Options
+from lmhead.loss.options import PLAIN, Options
 from lmhead.loss.policy import Plan, make_plan
 from lmhead.loss.sparse import Rounding, SparseReport
-from lmhead.reference import Parts, wide
+from lmhead.reference import Parts, check_integer, wide
 from lmhead.transform import HeadTransform
-
-_PLAIN = HeadTransform()
 
 
 class LogProbs(NamedTuple):
@@ -38,7 +36,7 @@ def linear_cross_entropy(
     target: Tensor,
     *,
     bias: Tensor | None = None,
-    transform: HeadTransform = _PLAIN,
+    transform: HeadTransform = PLAIN,
     ignore_index: int = -100,
     reduction: str = "mean",
     sample_weight: Tensor | None = None,
@@ -77,7 +75,7 @@ def linear_cross_entropy(
         z_loss: weight of lse² in each token's loss.
         return_lse: also return lse, [...] (0 where ignored), with gradients.
         shift: targets are those of `input`'s own positions, and each position is to predict the
-            next one: as with `input[..., :-1, :]`, `target[..., 1:]` (and `sample_weight[..., 1:]`),
+            next one: as with `input[..., :-1, :]`, `target[..., 1:]` (and sample weights alike),
             without their copies. Results for "none" are [..., T - 1].
         memory: "normal" keeps extra memory below 1/4 of the larger of logits and table; "low"
             below 5 % of the logits, for a fourth product.
@@ -126,13 +124,17 @@ def linear_cross_entropy(
     scale = None if sample_weight is None else sample_weight.reshape(-1)
     coef = _coefficients(counts, keep, plan, scale, reduction, wide(hidden).dtype)
     wants, rounding = _wants(hidden, weight, bias), None
-    if gradient == "sparse" and any(wants):
+    if gradient == "sparse" and any(wants) and not torch.compiler.is_compiling():
         rounding = Rounding(gradient_error, seed_of(generator), report or (lambda _: None))
         if plan.backend == "reference":
             rounding.report(SparseReport(False, plan.reason))
         elif hidden.dtype == torch.float16:
             rounding.report(SparseReport(False, "float16's gradients wait for the loss scale"))
     job = Job(labels.unsqueeze(-1), keep, options, plan, wants, rounding=rounding)
+    traced = torch.compiler.is_compiling() and backend == "auto" and memory == "normal"
+    if traced and reduction != "none" and not return_lse and hidden.dtype != torch.float16:
+        assert coef is not None  # None is for "none"
+        return compiled.total(hidden, weight, bias, coef, labels, counts, options, job.wants)
     with _no_autocast(hidden):
         loss, lse = _compute(hidden, weight, bias, coef, job, reduction, memory)
     shape = target.shape
@@ -151,7 +153,7 @@ def linear_logprobs(
     ids: Tensor,
     *,
     bias: Tensor | None = None,
-    transform: HeadTransform = _PLAIN,
+    transform: HeadTransform = PLAIN,
     entropy: bool = False,
     memory: str = "normal",
     backend: str = "auto",
@@ -182,7 +184,7 @@ def linear_logprobs(
             f"hidden states of shape {tuple(input.shape)} need ids of shape {tuple(lead)} or "
             f"{[*lead, 'k']}, got {tuple(ids.shape)}"
         )
-    checks.check_integer("ids", ids)
+    check_integer("ids", ids)
     checks.check_rows("ids", ids, weight, transform)
     hidden, weight = checks.in_autocast(input.reshape(-1, input.shape[-1]), weight)
     plan = make_plan(hidden, weight, backend=backend, memory=memory)
@@ -211,7 +213,7 @@ def explain_backend(
     Raises:
         LMHeadError: the tensors do not fit, or the backend asked for cannot run here.
     """
-    checks.check_table(input, weight, None, _PLAIN)
+    checks.check_table(input, weight, None, PLAIN)
     hidden, weight = checks.in_autocast(input.reshape(-1, input.shape[-1]), weight)
     return make_plan(hidden, weight, backend=backend, memory=memory)
 
@@ -227,7 +229,7 @@ class LinearCrossEntropyLoss(nn.Module):
     def __init__(
         self,
         *,
-        transform: HeadTransform = _PLAIN,
+        transform: HeadTransform = PLAIN,
         ignore_index: int = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,

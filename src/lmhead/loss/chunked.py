@@ -108,7 +108,8 @@ def by_chunks(
     epilogue = _epilogue(plan).epilogue
     count, found = len(problem), []
     product = table.new_empty(min(plan.tokens, count) or 1, len(table))
-    exact = _ExactRows(labels, problem, plan) if buffers.weight is not None else None
+    low = table.dtype in (torch.bfloat16, torch.float16) and count > plan.tokens
+    exact = _ExactRows(labels, table) if buffers.weight is not None and low else None
     wanted = buffers.hidden is not None or buffers.weight is not None or buffers.bias is not None
     for start in range(0, count, plan.tokens):
         part = slice(start, min(start + plan.tokens, count))
@@ -125,42 +126,40 @@ def by_chunks(
         found.append(rows)
         if buffers.hidden is not None:
             buffers.put_hidden(part, products.hidden_gradient(block, table))
-        if buffers.weight is not None and exact is not None:
+        if buffers.weight is not None:
+            if exact is not None:
+                exact.take(block, hidden, labels[part])
             target = buffers.weight[: problem.valid]
             products.add_table_gradient(block, hidden, target, first=start == 0)
-            exact.add(block, hidden)
     if buffers.weight is not None and exact is not None:
-        exact.write(buffers.weight)
+        exact.add_to(buffers.weight)
     empty = Rows(*(wide(table.new_empty(0)) for _ in Rows._fields))
     joined = Rows(*(torch.cat(parts) for parts in zip(*(found or [empty]), strict=True)))
     return joined, buffers.done()
 
 
 class _ExactRows:
-    """In low precision, the table's gradient on the rows that are labels, added up in float32.
+    """In low precision, what the tokens of a chunk give to the rows of their own labels, added up
+    in float32.
 
-    Adding chunk to chunk in bfloat16 rounds at each chunk. The rows that are labels hold nearly all
-    of the gradient's norm, and they are at most as many as the tokens: their gradient is added up
-    beside the rest, and written over it at the end.
+    Adding chunk to chunk in bfloat16 rounds at each chunk. A token's own label holds nearly all of
+    its gradient's norm, so those columns are taken out of the chunk and added up beside the rest:
+    at most as many rows as there are tokens.
     """
 
-    def __init__(self, labels: Tensor, problem: Problem, plan: Plan) -> None:
-        self.rows: Tensor | None = None
-        if problem.weight.dtype in (torch.bfloat16, torch.float16) and len(problem) > plan.tokens:
-            self.rows = labels.unique()
-            self.sum = problem.weight.new_zeros(
-                len(self.rows), problem.weight.shape[1], dtype=torch.float32
-            )
+    def __init__(self, labels: Tensor, weight: Tensor) -> None:
+        self.rows = _unique(labels)
+        self.sum = weight.new_zeros(len(self.rows), weight.shape[1], dtype=torch.float32)
 
-    def add(self, grad: Tensor, hidden: Tensor) -> None:
-        if self.rows is not None:
-            products.add_table_gradient(
-                grad[:, self.rows].float(), hidden.float(), self.sum, first=False
-            )
+    def take(self, grad: Tensor, hidden: Tensor, labels: Tensor) -> None:
+        """Add a chunk's part, and set it to zero in `grad`."""
+        own = _unique(labels)
+        product = grad[:, own].float().T @ hidden.float()
+        self.sum.index_add_(0, torch.searchsorted(self.rows, own), product)
+        grad[:, own] = 0
 
-    def write(self, weight: Tensor) -> None:
-        if self.rows is not None:
-            weight[self.rows] = self.sum.to(weight.dtype)
+    def add_to(self, weight: Tensor) -> None:
+        weight[self.rows] = (weight[self.rows].float() + self.sum).to(weight.dtype)
 
 
 def sums_by_slabs(
@@ -217,6 +216,11 @@ def gradients_by_slabs(
         else:
             buffers.put_hidden(slice(0, len(problem)), total)
     return buffers.done()
+
+
+def _unique(values: Tensor) -> Tensor:
+    found: Tensor = values.unique()  # type: ignore[no-untyped-call]
+    return found
 
 
 def _block(product: Tensor, part: slice, slab: slice) -> Tensor:

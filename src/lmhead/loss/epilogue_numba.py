@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -111,13 +112,15 @@ def _split(
     width = 0 if grad_bias is None else len(grad_bias)
     parts = np.zeros((threads, width), np.float32)
     bounds = [rows * i // threads for i in range(threads + 1)]
-    slices = [slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    slices = [slice(a, b) for a, b in pairwise(bounds)]
     if threads == 1:
         work(slices[0], parts[0])
     else:
         if threads not in _pools:
             _pools[threads] = ThreadPoolExecutor(threads - 1, thread_name_prefix="lmhead")
-        others = [_pools[threads].submit(work, *job) for job in zip(slices[1:], parts[1:], strict=True)]
+        others = [
+            _pools[threads].submit(work, *job) for job in zip(slices[1:], parts[1:], strict=True)
+        ]
         work(slices[0], parts[0])
         for other in others:
             other.result()

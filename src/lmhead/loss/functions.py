@@ -69,13 +69,17 @@ def fused(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, coef: Tensor | None, job: Job
 ) -> tuple[Tensor, Tensor]:
     """Σ coef · loss, or the losses [M] where `coef` [M] is None; and the log-sum-exp [M]."""
-    out: tuple[Tensor, Tensor] = _Fused.apply(hidden, weight, bias, coef, job)
+    out: tuple[Tensor, Tensor] = _Fused.apply(  # type: ignore[no-untyped-call]
+        *(hidden, weight, bias, coef, job)
+    )
     return out
 
 
 def parts(hidden: Tensor, weight: Tensor, bias: Tensor | None, job: Job) -> Parts:
     """What `reference.parts` gives, in slabs of the table."""
-    logprobs, lse, mean, entropy = _Parts.apply(hidden, weight, bias, job)
+    logprobs, lse, mean, entropy = _Parts.apply(  # type: ignore[no-untyped-call]
+        *(hidden, weight, bias, job)
+    )
     return Parts(logprobs, lse, mean if job.mean else None, entropy if job.entropy else None)
 
 
@@ -106,7 +110,9 @@ class _Fused(torch.autograd.Function):
             found = job.plain(hidden, weight, bias)
             rows = losses(found, job.options)
             out = rows if coef is None else (coef * rows).sum()
-            return *_differentiable((out, found.lse), (up, up_lse), (hidden, weight, bias, coef)), None
+            return *_differentiable(
+                (out, found.lse), (up, up_lse), (hidden, weight, bias, coef)
+            ), None
         grads = Grads(None, None, None)
         problem = job.problem(hidden, weight, bias)
         if up is not None:
@@ -126,14 +132,12 @@ class _Fused(torch.autograd.Function):
             upstream = Upstream(up_lse.contiguous(), none.unsqueeze(-1))
             plan = slabs(job.plan, len(problem), weight)
             more = gradients_by_slabs(problem, job.ids, sums, upstream, plan, job.wants)
-            grads = Grads(*(b if a is None else a.add_(b) for a, b in zip(grads, more, strict=True)))
+            grads = Grads(*(_sum(a, b) for a, b in zip(grads, more, strict=True)))
         wanted = up is not None and coef is not None and ctx.needs_input_grad[3]
         return *grads, loss * up if wanted else None, None
 
 
-def _forward(
-    problem: Problem, labels: Tensor, coef: Tensor | None, job: Job
-) -> tuple[Rows, Grads]:
+def _forward(problem: Problem, labels: Tensor, coef: Tensor | None, job: Job) -> tuple[Rows, Grads]:
     if job.rounding is not None and coef is not None:
         found = by_rounding(problem, labels, coef, job.plan, job.wants, job.rounding)
         if found is not None:
@@ -161,7 +165,9 @@ class _Parts(torch.autograd.Function):
         hidden, weight, bias, top, total, entropy = ctx.saved_tensors
         job: Job = ctx.job
         if torch.is_grad_enabled():
-            return *_differentiable(job.plain(hidden, weight, bias), up, (hidden, weight, bias)), None
+            return *_differentiable(
+                job.plain(hidden, weight, bias), up, (hidden, weight, bias)
+            ), None
         problem = job.problem(hidden, weight, bias)
         upstream = _upstream(up, top, job.ids, entropy, problem.valid)
         sums = Sums(top, total, top, top, top.unsqueeze(-1).expand(job.ids.shape))
@@ -212,6 +218,10 @@ def _differentiable(
         else []
     )
     return [next(grads, None) if x is not None and x.requires_grad else None for x in inputs]
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None or b is None else a.add_(b)
 
 
 def _scaled(grads: Grads, up: Tensor) -> Grads:

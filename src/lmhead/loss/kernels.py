@@ -34,7 +34,7 @@ def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     return decorate
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def _bits(typingctx: Any, value: Any) -> Any:
     def cast(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.IntType(32))
@@ -42,7 +42,7 @@ def _bits(typingctx: Any, value: Any) -> Any:
     return types.uint32(types.float32), cast
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def _float(typingctx: Any, value: Any) -> Any:
     def cast(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.FloatType())
@@ -50,7 +50,7 @@ def _float(typingctx: Any, value: Any) -> Any:
     return types.float32(types.uint32), cast
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def _widen(typingctx: Any, value: Any) -> Any:
     """float32 of a float32, or of a bfloat16 in a uint16."""
 
@@ -63,7 +63,7 @@ def _widen(typingctx: Any, value: Any) -> Any:
     return types.float32(value), cast
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def _narrow(typingctx: Any, value: Any, like: Any) -> Any:
     """A float32 as an element of the array `like`: itself, or rounded to a bfloat16 in a uint16."""
     i32 = ir.IntType(32)
@@ -120,14 +120,16 @@ def _load(row, start, size, out, slope, scales, bias):  # type: ignore[no-untype
     1 - tanh² is formed as 4 e / (1 + e)² with e = exp(-2 |x|): it stays exact where tanh is near 1.
     """
     hidden_scale, logit_scale, softcap = scales
+    piece = row[start : start + size]  # an index that is a sum would not vectorise
     for j in range(size):
-        out[j] = _widen(row[start + j])
+        out[j] = _widen(piece[j])
     if hidden_scale != F32(1.0):
         for j in range(size):
             out[j] *= hidden_scale
     if len(bias) > 0:
+        own = bias[start : start + size]
         for j in range(size):
-            out[j] += bias[start + j]
+            out[j] += own[j]
     if logit_scale != F32(1.0):
         for j in range(size):
             out[j] *= logit_scale
@@ -151,20 +153,39 @@ def _sum(x, size):  # type: ignore[no-untyped-def]
 
 
 @_compiled(fastmath={"contract"})
-def _largest(x, size, lanes):  # type: ignore[no-untyped-def]
-    """The largest of x[:size]; NaN is passed over (the sums have it)."""
-    lanes[:] = -np.inf
+def _largest(x, size, y):  # type: ignore[no-untyped-def]
+    """The largest of x[:size], by halves, which vectorises; NaN may be passed over (the sums have
+    it). x[size:] is overwritten."""
+    x[size:] = F32(-np.inf)
+    half = PIECE // 2
+    for j in range(half):
+        a, b = x[j], x[j + half]
+        y[j] = a if a > b else b
+    while half > LANES:
+        half //= 2
+        for j in range(half):
+            a, b = y[j], y[j + half]
+            y[j] = a if a > b else b
+    top = F32(-np.inf)
+    for j in range(half):
+        top = y[j] if y[j] > top else top
+    return top
+
+
+@_compiled(fastmath={"contract"})
+def _sum_exp(x, size, base, lanes):  # type: ignore[no-untyped-def]
+    """The sum of exp(x[:size] - base)."""
+    lanes[:] = F32(0.0)
     whole = size - size % LANES
     for start in range(0, whole, LANES):
         for j in range(LANES):
-            v = x[start + j]
-            lanes[j] = v if v > lanes[j] else lanes[j]
-    top = F32(-np.inf)
+            lanes[j] += _exp(x[start + j] - base)
+    total = F32(0.0)
     for j in range(LANES):
-        top = lanes[j] if lanes[j] > top else top
+        total += lanes[j]
     for j in range(whole, size):
-        top = x[j] if x[j] > top else top
-    return top
+        total += _exp(x[j] - base)
+    return total
 
 
 @_compiled(fastmath={"contract"})
@@ -189,7 +210,7 @@ def accumulate(  # type: ignore[no-untyped-def]
                     picked[i, k] = x[ids[i, k] - start]
             if len(linear) > 0:
                 a += _sum(x, size)
-            new = _largest(x, size, lanes)
+            new = _largest(x, size, e)
             if new > m:
                 if s != 0.0:
                     drop = np.float64(m) - np.float64(new)
@@ -197,14 +218,12 @@ def accumulate(  # type: ignore[no-untyped-def]
                     s = s * np.exp(drop)
                 m = new
             base = F32(0.0) if m == -np.inf else m
-            for j in range(size):
-                x[j] = x[j] - base
-            for j in range(size):
-                e[j] = _exp(x[j])
-            s += _sum(e, size)
+            s += _sum_exp(x, size, base, lanes)
             if len(weighted) > 0:
                 for j in range(size):
-                    x[j] = F32(0.0) if e[j] == F32(0.0) else x[j] * e[j]
+                    shifted = x[j] - base
+                    p = _exp(shifted)
+                    x[j] = F32(0.0) if p == F32(0.0) else shifted * p
                 w += _sum(x, size)
         top[i], total[i] = m, s
         if len(weighted) > 0:
@@ -251,13 +270,15 @@ def differentiate(  # type: ignore[no-untyped-def]
                 for j in range(size):
                     g[j] *= logit_scale
             if len(grad_bias) > 0:
+                own = grad_bias[start : start + size]
                 for j in range(size):
-                    grad_bias[start + j] += g[j]
+                    own[j] += g[j]
             if hidden_scale != F32(1.0):
                 for j in range(size):
                     g[j] *= hidden_scale
+            piece = row[start : start + size]
             for j in range(size):
-                row[start + j] = _narrow(g[j], row)
+                piece[j] = _narrow(g[j], piece)
 
 
 @_compiled(fastmath={"contract"})

@@ -11,6 +11,8 @@ from torch import Tensor
 from lmhead.errors import LMHeadError
 from lmhead.transform import HeadTransform, check_number
 
+PLAIN = HeadTransform()
+
 
 @dataclass(frozen=True)
 class Options:
@@ -28,7 +30,7 @@ class Options:
         LMHeadError: a number is out of its range.
     """
 
-    transform: HeadTransform = HeadTransform()
+    transform: HeadTransform = PLAIN
     label_smoothing: float = 0.0
     z_loss: float = 0.0
 

@@ -94,7 +94,9 @@ def _epilogue(hidden: Tensor, backend: str) -> tuple[str, str]:
             "float32 and bfloat16 on a CPU",
         ),
         "triton": (
-            device == "cuda" and dtype != torch.float64 and find_spec("lmhead.loss.epilogue_triton"),
+            device == "cuda"
+            and dtype != torch.float64
+            and find_spec("lmhead.loss.epilogue_triton"),
             "float32, bfloat16 and float16 on CUDA",
         ),
     }
@@ -125,9 +127,11 @@ def _pieces(tokens: int, weight: Tensor, memory: str) -> tuple[int, int, str]:
     larger = max(tokens, width) * table * size
     row = table * size
     most = TOKENS["cuda" if weight.device.type == "cuda" else "cpu"]
-    fit = (larger // 8 - (8 << 20)) // row
-    if fit < most * 3 // 4:
-        fit = (larger // 4 - (8 << 20)) // row
+    # beside the buffer: a slab of a product, or in low precision the rows that are labels
+    beside = 8 << 20 if size > 2 else min(tokens, table) * width * 4 + (3 << 20)
+    # thin products are slow: an eighth of the memory is enough only where tokens are many
+    share = 8 if tokens >= 2 * width else 4
+    fit = (larger // share - beside) // row
     chunk = max(1, min(most, max(fit, SMALLEST // table, 16), tokens))
     count = -(-tokens // chunk)
     return -(-tokens // count), table, f"{count} chunks of tokens, gradients in the forward pass"

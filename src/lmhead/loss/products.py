@@ -13,8 +13,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-SLAB = 1 << 20  # elements that a product by oneDNN gives at most: 4 MiB, which stay in the cache
-WIDE_SLAB = 8192  # rows a product in low precision, where torch.mm is oneDNN's, writes in place
+SLAB = 1 << 19  # elements that a product by oneDNN gives at most: 2 MiB, which stay in the cache
+WIDE_SLAB = 4096  # rows a product in low precision, where torch.mm is oneDNN's, writes in place
 
 
 def scores(hidden: Tensor, table: Tensor, out: Tensor) -> None:
@@ -79,7 +79,7 @@ def _by_onednn(x: Tensor) -> bool:
 @cache
 def _onednn() -> bool:
     """Whether oneDNN's product can be had, and is one."""
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not torch._C._has_mkldnn or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     x, weight = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3)
     return torch.equal(_linear(x, weight), x @ weight.T)
