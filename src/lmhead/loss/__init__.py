@@ -14,10 +14,12 @@ from lmhead.loss.api import (
     linear_cross_entropy,
     linear_logprobs,
 )
+from lmhead.loss.sparse import SparseReport
 
 __all__ = [
     "LinearCrossEntropyLoss",
     "LogProbs",
+    "SparseReport",
     "explain_backend",
     "linear_cross_entropy",
     "linear_logprobs",

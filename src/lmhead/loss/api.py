@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 from lmhead.errors import LMHeadError
 from lmhead.loss import checks, compiled, functions
 from lmhead.loss.chunked import Wants
+from lmhead.loss.draws import seed_of
 from lmhead.loss.functions import Job
 from lmhead.loss.options import PLAIN, Options
 from lmhead.loss.policy import Plan, make_plan
+from lmhead.loss.sparse import Rounding, SparseReport
 from lmhead.reference import Parts, check_integer, wide
 from lmhead.transform import HeadTransform
 
@@ -44,6 +47,9 @@ def linear_cross_entropy(
     memory: str = "normal",
     backend: str = "auto",
     gradient: str = "exact",
+    gradient_error: str | float = "bf16",
+    generator: torch.Generator | int | None = None,
+    report: Callable[[SparseReport], None] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Cross-entropy of the logits `transform(input · weightᵀ, bias)`, which never exist whole.
 
@@ -74,7 +80,16 @@ def linear_cross_entropy(
         memory: "normal" keeps extra memory below 1/4 of the larger of logits and table; "low"
             below 5 % of the logits, for a fourth product.
         backend: "auto", or one of "reference", "torch", "numba", "triton"; see `explain_backend`.
-        gradient: "exact".
+        gradient: "exact", or "sparse": an unbiased estimate from a few per cent of the entries of
+            p - onehot, for trained models on a CPU (docs/sparse-gradient.md). The loss itself and
+            the bias's gradient stay exact. It needs reduction "mean" or "sum" and memory="normal";
+            where exact products are faster, or only they will do, they are taken.
+        gradient_error: for "sparse", the relative error of the gradients to keep to: "bf16" for
+            what rounding p - onehot to bfloat16 would do, or a number between 0 and 1.
+        generator: for "sparse", where the draws come from: a torch.Generator, a seed, or None for
+            torch's own generator. The same seed gives the same draws whatever the chunks, the
+            threads and the device.
+        report: for "sparse", called with a `SparseReport` in the forward pass.
 
     Returns:
         A scalar, or [...] for "none" (0 where ignored); float64 for float64, else float32; with
@@ -91,8 +106,7 @@ def linear_cross_entropy(
     checks.check_targets(input, target)
     if sample_weight is not None:
         checks.check_sample_weight(sample_weight, target)
-    if gradient != "exact":
-        raise LMHeadError(f'gradient must be "exact", got {gradient!r}')
+    checks.check_gradient(gradient, gradient_error, generator, reduction, memory)
     options = Options(transform, label_smoothing, z_loss)
     if shift:
         target = checks.next_token(target, ignore_index)
@@ -109,7 +123,14 @@ def linear_cross_entropy(
         labels = labels.where(counts, 0)
     scale = None if sample_weight is None else sample_weight.reshape(-1)
     coef = _coefficients(counts, keep, plan, scale, reduction, wide(hidden).dtype)
-    job = Job(labels.unsqueeze(-1), keep, options, plan, _wants(hidden, weight, bias))
+    wants, rounding = _wants(hidden, weight, bias), None
+    if gradient == "sparse" and any(wants) and not torch.compiler.is_compiling():
+        rounding = Rounding(gradient_error, seed_of(generator), report or (lambda _: None))
+        if plan.backend == "reference":
+            rounding.report(SparseReport(False, plan.reason))
+        elif hidden.dtype == torch.float16:
+            rounding.report(SparseReport(False, "float16's gradients wait for the loss scale"))
+    job = Job(labels.unsqueeze(-1), keep, options, plan, wants, rounding=rounding)
     traced = torch.compiler.is_compiling() and backend == "auto" and memory == "normal"
     if traced and reduction != "none" and not return_lse and hidden.dtype != torch.float16:
         assert coef is not None  # None is for "none"
@@ -200,7 +221,9 @@ def explain_backend(
 class LinearCrossEntropyLoss(nn.Module):
     """`linear_cross_entropy` as a module that holds its options; the table stays the caller's.
 
-    Args: the options of `linear_cross_entropy`.
+    Args: the options of `linear_cross_entropy`; a seed as `generator` is where its draws start, and
+    each call goes on from there. With gradient="sparse", `report` is the
+    `SparseReport` of the latest call, or None.
     """
 
     def __init__(
@@ -216,9 +239,12 @@ class LinearCrossEntropyLoss(nn.Module):
         memory: str = "normal",
         backend: str = "auto",
         gradient: str = "exact",
+        gradient_error: str | float = "bf16",
+        generator: torch.Generator | int | None = None,
     ) -> None:
         super().__init__()
         checks.check_reduction(reduction)
+        checks.check_gradient(gradient, gradient_error, generator, reduction, memory)
         Options(transform, label_smoothing, z_loss)
         self.transform = transform
         self.ignore_index = ignore_index
@@ -230,6 +256,11 @@ class LinearCrossEntropyLoss(nn.Module):
         self.memory = memory
         self.backend = backend
         self.gradient = gradient
+        self.gradient_error = gradient_error
+        if isinstance(generator, int):
+            generator = torch.Generator().manual_seed(generator)
+        self.generator = generator
+        self.report: SparseReport | None = None
 
     def forward(
         self,
@@ -256,7 +287,13 @@ class LinearCrossEntropyLoss(nn.Module):
             memory=self.memory,
             backend=self.backend,
             gradient=self.gradient,
+            gradient_error=self.gradient_error,
+            generator=self.generator,
+            report=self._heard,
         )
+
+    def _heard(self, report: SparseReport) -> None:
+        self.report = report
 
 
 def _compute(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lmhead.errors import LMHeadError
+from lmhead.loss.threshold import check_error
 from lmhead.reference import check_hidden, check_ids, check_integer
 from lmhead.transform import HeadTransform
 
@@ -81,3 +82,23 @@ def in_autocast(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         dtype = torch.get_autocast_dtype(device)
         return hidden.to(dtype), weight.to(dtype)
     return hidden, weight
+
+
+def check_gradient(
+    gradient: str, error: str | float, generator: object, reduction: str, memory: str
+) -> None:
+    """Raise unless the gradient asked for can be computed with the other options."""
+    if gradient not in ("exact", "sparse"):
+        raise LMHeadError(f'gradient must be "exact" or "sparse", got {gradient!r}')
+    check_error(error)
+    seed = isinstance(generator, int) and not isinstance(generator, bool) and generator >= 0
+    if not (generator is None or seed or isinstance(generator, torch.Generator)):
+        raise LMHeadError(
+            f"generator must be a torch.Generator, a seed of 0 or above, or None, got {generator!r}"
+        )
+    if gradient == "sparse" and (reduction == "none" or memory == "low"):
+        raise LMHeadError(
+            'gradient="sparse" needs reduction "mean" or "sum" and memory="normal", '
+            f"got {reduction!r} and {memory!r}",
+            'sum in the loss itself: pass sample_weight and reduction="sum"',
+        )

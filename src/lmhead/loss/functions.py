@@ -23,8 +23,9 @@ from lmhead.loss.chunked import (
     gradients_by_slabs,
     sums_by_slabs,
 )
-from lmhead.loss.options import Options, Sums, Upstream
+from lmhead.loss.options import Options, Rows, Sums, Upstream
 from lmhead.loss.policy import Plan, slabs
+from lmhead.loss.sparse import Rounding, by_rounding
 from lmhead.reference import Parts, wide
 
 
@@ -40,6 +41,7 @@ class Job:
     wants: Wants
     mean: bool = False
     entropy: bool = False
+    rounding: Rounding | None = None
 
     def problem(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Problem:
         return Problem(hidden, weight, bias, self.options, self.keep)
@@ -95,7 +97,7 @@ class _Fused(torch.autograd.Function):
         # float16's gradients need the loss scale, which comes with the backward pass
         early = coef is not None and any(job.wants) and hidden.dtype != torch.float16
         problem, labels = job.problem(hidden, weight, bias), job.ids.squeeze(-1)
-        rows, grads = by_chunks(problem, labels, coef if early else None, job.plan, job.wants)
+        rows, grads = _forward(problem, labels, coef if early else None, job)
         ctx.job, ctx.early, ctx.grads = job, early, grads if early else None
         ctx.save_for_backward(hidden, weight, bias, coef, *rows)
         return rows.loss if coef is None else (coef * rows.loss).sum(), rows.lse
@@ -119,7 +121,7 @@ class _Fused(torch.autograd.Function):
                 # what was computed goes to autograd for good; a second pass computes it anew
                 ready, ctx.grads = ctx.grads, None
                 if ready is None:
-                    _, ready = by_chunks(problem, labels, coef, job.plan, job.wants)
+                    _, ready = _forward(problem, labels, coef, job)
                 grads = _scaled(ready, up)
             elif any(job.wants):
                 factor = up.contiguous() if coef is None else coef * up
@@ -133,6 +135,14 @@ class _Fused(torch.autograd.Function):
             grads = Grads(*(_sum(a, b) for a, b in zip(grads, more, strict=True)))
         wanted = up is not None and coef is not None and ctx.needs_input_grad[3]
         return *grads, loss * up if wanted else None, None
+
+
+def _forward(problem: Problem, labels: Tensor, coef: Tensor | None, job: Job) -> tuple[Rows, Grads]:
+    if job.rounding is not None and coef is not None:
+        found = by_rounding(problem, labels, coef, job.plan, job.wants, job.rounding)
+        if found is not None:
+            return found
+    return by_chunks(problem, labels, coef, job.plan, job.wants)
 
 
 class _Parts(torch.autograd.Function):

@@ -120,14 +120,16 @@ def _load(row, start, size, out, slope, scales, bias):  # type: ignore[no-untype
     1 - tanh² is formed as 4 e / (1 + e)² with e = exp(-2 |x|): it stays exact where tanh is near 1.
     """
     hidden_scale, logit_scale, softcap = scales
+    piece = row[start : start + size]  # an index that is a sum would not vectorise
     for j in range(size):
-        out[j] = _widen(row[start + j])
+        out[j] = _widen(piece[j])
     if hidden_scale != F32(1.0):
         for j in range(size):
             out[j] *= hidden_scale
     if len(bias) > 0:
+        own = bias[start : start + size]
         for j in range(size):
-            out[j] += bias[start + j]
+            out[j] += own[j]
     if logit_scale != F32(1.0):
         for j in range(size):
             out[j] *= logit_scale
@@ -268,13 +270,15 @@ def differentiate(  # type: ignore[no-untyped-def]
                 for j in range(size):
                     g[j] *= logit_scale
             if len(grad_bias) > 0:
+                own = grad_bias[start : start + size]
                 for j in range(size):
-                    grad_bias[start + j] += g[j]
+                    own[j] += g[j]
             if hidden_scale != F32(1.0):
                 for j in range(size):
                     g[j] *= hidden_scale
+            piece = row[start : start + size]
             for j in range(size):
-                row[start + j] = _narrow(g[j], row)
+                piece[j] = _narrow(g[j], piece)
 
 
 @_compiled(fastmath={"contract"})

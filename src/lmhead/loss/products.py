@@ -26,6 +26,15 @@ def scores(hidden: Tensor, table: Tensor, out: Tensor) -> None:
         torch.mm(hidden, table.T, out=out)
 
 
+def scores_across(hidden: Tensor, table: Tensor, out: Tensor) -> None:
+    """out[V, n] = table[V, d] · hiddenᵀ."""
+    if _by_onednn(hidden):
+        for part in _slabs(len(table), _fitting(hidden)):
+            out[part] = _linear(table[part], hidden)
+    else:
+        torch.mm(table, hidden.T, out=out)
+
+
 def hidden_gradient(grad: Tensor, table: Tensor) -> Tensor:
     """grad[n, V] · table, [n, d]."""
     return _linear(grad, table.T) if _by_onednn(grad) else grad @ table
