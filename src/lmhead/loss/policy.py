@@ -130,7 +130,7 @@ def _pieces(tokens: int, weight: Tensor, memory: str) -> tuple[int, int, str]:
     # beside the buffer: a slab of a product, or in low precision the rows that are labels
     beside = 8 << 20 if size > 2 else min(tokens, table) * width * 4 + (3 << 20)
     # thin products are slow: an eighth of the memory is enough only where tokens are many
-    share = 8 if tokens >= 2 * width else 4
+    share = 8 if tokens >= 2 * width and weight.device.type == "cpu" else 4
     fit = (larger // share - beside) // row
     chunk = max(1, min(most, max(fit, SMALLEST // table, 16), tokens))
     count = -(-tokens // chunk)
