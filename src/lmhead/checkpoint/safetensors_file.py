@@ -11,7 +11,8 @@ import os
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from lmhead.checkpoint.entry import Entry, Header, Problem
+from lmhead.checkpoint.entry import Entry, Header
+from lmhead.checkpoint.problems import Problems, check_empty, check_end, check_layout
 from lmhead.errors import SourceError, first_line, short
 
 MAX_HEADER = 100_000_000  # bytes: the library's own limit
@@ -107,32 +108,11 @@ def parse_header(path: Path, head: bytes, size: int, local: bool = True) -> Head
         if entry is not None:
             entries.append(entry)
     entries.sort(key=lambda entry: (entry.offset, entry.nbytes))
-    check_layout(entries, start, size, problems)
+    check_layout(entries, start, size, 1, problems)
     check_empty(entries, problems)
     return Header(
         path, "safetensors", {e.name: e for e in entries}, metadata, problems.all(), size, start
     )
-
-
-class Problems:
-    """Problems of one file; of many of a kind the first are told and the rest are counted."""
-
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self._found: dict[str, list[str]] = {}
-
-    def add(self, code: str, message: str) -> None:
-        self._found.setdefault(code, []).append(message)
-
-    def all(self) -> tuple[Problem, ...]:
-        told = []
-        for code, messages in self._found.items():
-            shown = messages if len(messages) <= 4 else messages[:3]
-            told += [Problem(code, f"{self.file}: {message}", self.file) for message in shown]
-            if len(messages) > len(shown):
-                more = f"{self.file}: {len(messages) - len(shown):,} more of this kind"
-                told.append(Problem(code, more, self.file))
-        return tuple(told)
 
 
 def _entry(
@@ -158,47 +138,9 @@ def _entry(
             f"{short(name)!r} has {end - begin:,} bytes, but {dtype} {shape} needs "
             f"{-(-math.prod(shape) * bits // 8):,}",
         )
-    whole = start + end <= size
-    if not whole:
-        problems.add(
-            "corrupt-header",
-            f"{short(name)!r} ends at byte {start + end:,}, beyond the file's {size:,}",
-        )
+    whole = check_end(name, start + end, size, problems)
     return Entry(name, path, dtype, tuple(shape), start + begin, end - begin, local=local and whole)
 
 
 def _naturals(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**63 for n in value)
-
-
-def check_layout(entries: list[Entry], start: int, size: int, problems: Problems) -> None:
-    """Entries in order of offset must follow each other without overlap or hole to the end."""
-    last, name = start, "the header"
-    for entry in entries:
-        if entry.offset < last:
-            problems.add(
-                "corrupt-header",
-                f"{short(entry.name)!r} overlaps {short(name)!r} by {last - entry.offset:,} bytes",
-            )
-        elif entry.offset > last:
-            problems.add(
-                "corrupt-header",
-                f"a hole of {entry.offset - last:,} bytes before {short(entry.name)!r}",
-            )
-        if entry.offset + entry.nbytes >= last:
-            last, name = entry.offset + entry.nbytes, entry.name
-    if last < size:
-        problems.add("corrupt-header", f"{size - last:,} bytes after the last tensor")
-
-
-def check_empty(entries: list[Entry], problems: Problems) -> None:
-    """A file without tensors, or tensors without values, as a failed distributed save leaves."""
-    if not entries:
-        problems.add("partial-shard", "holds no tensor at all")
-        return
-    for entry in entries:
-        if 0 in entry.shape:
-            problems.add(
-                "partial-shard",
-                f"{short(entry.name)!r} holds no values: shape {list(entry.shape)}",
-            )

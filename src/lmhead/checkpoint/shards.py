@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lmhead.checkpoint.entry import Entry, Header, Index, Problem
+from lmhead.checkpoint.problems import Problems
 from lmhead.errors import SourceError, first_line, short
 
 MAX_INDEX = 256 * 2**20  # bytes; the index of a model of 100,000 tensors has about 10 MB
@@ -80,9 +81,9 @@ def unread_entries(index: Index, headers: Iterable[Header]) -> tuple[Entry, ...]
     )
 
 
-def compare_index(index: Index, headers: Iterable[Header]) -> list[Problem]:
+def compare_index(index: Index, headers: Iterable[Header]) -> tuple[Problem, ...]:
     """Names in the index without data, in another file, and data that the index does not name."""
-    root, found = index.file.parent, []
+    root, found = index.file.parent, Problems(index.file.name)
     holds = {header.file: header.entries for header in headers}
     where = {name: file for file, entries in holds.items() for name in entries}
     missing: Counter[str] = Counter()
@@ -96,28 +97,13 @@ def compare_index(index: Index, headers: Iterable[Header]) -> list[Problem]:
                 text = f"puts {short(name)!r} into {short(file)}, but it is in {short(other)}"
             else:
                 text = f"names {short(name)!r}, but {short(file)} does not hold it"
-            found.append(("index-stale", text))
+            found.add("index-stale", text)
     for file, n in missing.items():
-        found.append(("index-stale", f"names {short(file)} for {n:,} tensors, which is not here"))
+        found.add("index-stale", f"names {short(file)} for {n:,} tensors, which is not here")
     for name, path in where.items():
         if name not in index.weight_map:
-            found.append(("index-incomplete", f"does not name {short(name)!r} of {path.name}"))
-    return list(limit(found, index.file.name))
-
-
-def limit(found: Iterable[tuple[str, str]], file: str, most: int = 4) -> Iterable[Problem]:
-    """Problems of one file; of many of a kind the first are told and the rest are counted."""
-    kinds: dict[str, list[str]] = {}
-    for code, message in found:
-        kinds.setdefault(code, []).append(message)
-    for code, messages in kinds.items():
-        shown = messages if len(messages) <= most else messages[: most - 1]
-        for message in shown:
-            yield Problem(code, f"{file}: {message}", file)
-        if len(messages) > len(shown):
-            yield Problem(
-                code, f"{file}: {len(messages) - len(shown):,} more problems of this kind", file
-            )
+            found.add("index-incomplete", f"does not name {short(name)!r} of {path.name}")
+    return found.all()
 
 
 def missing_numbers(names: Iterable[str]) -> list[Problem]:

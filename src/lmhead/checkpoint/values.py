@@ -46,8 +46,7 @@ def read_bytes(
         LMHeadError: no such rows.
         SourceError: the values are not here, or the file has changed.
     """
-    if not 0 <= start <= stop <= entry.rows:
-        raise LMHeadError(f"{short(entry.name)!r} has rows 0 to {entry.rows:,}: {start}:{stop}")
+    check_rows(entry.name, start, stop, entry.rows)
     if not entry.local:
         raise SourceError(f"{short(entry.name)!r}: its values are not here", "download the model")
     if entry.strides is not None:
@@ -57,6 +56,12 @@ def read_bytes(
         raise SourceError(f"{short(entry.name)!r}: {entry.nbytes:,} bytes are no whole rows")
     n = (stop - start) * each
     return _read(entry, entry.offset + start * each, n, into)
+
+
+def check_rows(name: str, start: int, stop: int, rows: int) -> None:
+    """Raise LMHeadError where rows start to stop are not among `rows` rows."""
+    if not 0 <= start <= stop <= rows:
+        raise LMHeadError(f"{short(name)!r} has {rows:,} rows; {start:,} to {stop:,} was asked for")
 
 
 def _read(entry: Entry, at: int, n: int, into: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
