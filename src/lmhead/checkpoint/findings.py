@@ -217,6 +217,9 @@ def _rows(reading: Reading) -> Iterator[Finding]:
     deviation = config.get("initializer_range", 0.02)
     deviation = float(deviation) if isinstance(deviation, int | float) else 0.02
     used = reading.vocabulary.tokenizer
+    real = config.get("unpadded_vocab_size")  # the model cuts what stands beyond
+    if isinstance(real, int) and real > 0:
+        used = min(real, used or real)
     entries = [reading.roles.embedding, reading.roles.head]
     if reading.verdict == "tied" or (reading.difference and reading.difference.equal):
         entries = [entries[0] or entries[1]]  # the other would say the same again
