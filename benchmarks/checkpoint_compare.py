@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 CHILD = """
 import json, re, sys, time
 from lmhead.checkpoint.folder import open_checkpoint
-from lmhead.checkpoint.reading import as_table
+from lmhead.checkpoint.counts import as_table
 from lmhead.checkpoint.difference import compare
 c = open_checkpoint(sys.argv[1])
 a, b = (as_table(c, c.entry(n)) for n in ("model.embed_tokens.weight", "lm_head.weight"))

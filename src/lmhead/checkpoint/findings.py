@@ -235,7 +235,7 @@ def _rows(reading: Reading) -> Iterator[Finding]:
             yield Finding(
                 "non-finite",
                 ERROR,
-                f"{entry.name}: {ids_text(seen.bad)} of {seen.rows:,} not finite (NaN or infinite)",
+                f"{entry.name}: {ids_text(seen.bad)} of {seen.rows:,} are not finite (NaN, infinite)",
             )
         for kind, ids in seen.untrained(used).items():
             padding = " (padding perhaps: no tokenizer is here to tell)" if used is None else ""

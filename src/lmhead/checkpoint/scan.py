@@ -38,9 +38,9 @@ class Scan:
     def untrained(self, below: int | None = None) -> dict[str, tuple[int, ...]]:
         """Kinds of untrained rows with an id below a bound, in words."""
         kinds = {
-            "all zero": self.zero,
-            "equal to one another": self.repeated,
-            "at initial scale": self.initial,
+            "are all zero": self.zero,
+            "are equal to one another": self.repeated,
+            "are at initial scale": self.initial,
         }
         cut = {k: tuple(i for i in ids if below is None or i < below) for k, ids in kinds.items()}
         return {kind: ids for kind, ids in cut.items() if ids}

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lmhead.checkpoint.counts import as_table
 from lmhead.checkpoint.difference import Difference, compare
 from lmhead.checkpoint.entry import Checkpoint, Entry
-from lmhead.checkpoint.reading import Reading, as_table
+from lmhead.checkpoint.reading import Reading
 from lmhead.checkpoint.roles import bare, reading_names, stem, writing_names
 from lmhead.errors import SourceError
 
