@@ -94,9 +94,8 @@ def count_parameters(
 ) -> Parameters:
     """Parameters of the ends (`head` only where it has a tensor of its own) and of all."""
     if all(entry is None or entry.known for entry in (embedding, head)):
-        return Parameters(
-            _numbers(checkpoint, embedding), _numbers(checkpoint, head), _total(checkpoint)
-        )
+        counts = [_numbers(checkpoint, entry) for entry in (embedding, head)]
+        return Parameters(counts[0], counts[1], _total(checkpoint))
     each = _size_by_config(checkpoint)
     total = _total_by_index(checkpoint)
     return Parameters(each if embedding else 0, each if head else 0, total, "config and index")

@@ -232,11 +232,8 @@ def _rows(reading: Reading) -> Iterator[Finding]:
             yield Finding("undecided", WARNING, f"rows were not read: {error.message}")
             continue
         if seen.bad:
-            yield Finding(
-                "non-finite",
-                ERROR,
-                f"{entry.name}: {ids_text(seen.bad)} of {seen.rows:,} are not finite (NaN, infinite)",
-            )
+            text = f"{entry.name}: {ids_text(seen.bad)} of {seen.rows:,} are not finite"
+            yield Finding("non-finite", ERROR, text)
         for kind, ids in seen.untrained(used).items():
             padding = " (padding perhaps: no tokenizer is here to tell)" if used is None else ""
             yield Finding(

@@ -26,6 +26,8 @@ from lmhead.checkpoint.roles import Roles, find_roles
 from lmhead.errors import SourceError
 from lmhead.records import LIBRARY
 
+__all__ = ["Reading", "as_table", "classifier_without_score", "judge", "read"]
+
 _LANGUAGE = re.compile(
     r"(CausalLM|LMHeadModel|ConditionalGeneration|MaskedLM|MTModel|PreTraining)$"
 )
