@@ -70,12 +70,15 @@ def _tokenizer_json(path: Path) -> Ids:
     text = _bytes(path).decode("utf-8-sig", errors="replace")
     ids: set[int] = set()
     added: dict[str, int] = {}
+    due = {"added_tokens", "model.vocab"}
     try:
         for key, value in _walk(text, {"model"}):
+            due.discard(key)
             if key == "added_tokens":
                 added = {str(t["content"]): int(t["id"]) for t in value}
             elif key == "model.vocab":
                 ids.update(value.values() if isinstance(value, dict) else range(len(value)))
+            if not due:
                 break
         if any(type(n) is not int or n < 0 for n in (*ids, *added.values())):
             raise ValueError("an id is no number of a row")
