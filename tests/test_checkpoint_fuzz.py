@@ -1,7 +1,9 @@
 """Damaged and made-up headers of every format: no crash, no hang, only LMHeadErrors."""
 
+import contextlib
 import io
 import json
+import os
 import pickle
 import resource
 import struct
@@ -25,7 +27,7 @@ from lmhead.errors import LMHeadError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # gguf's own
 FUZZ = settings(
-    max_examples=150,
+    max_examples=int(os.environ.get("LMHEAD_FUZZ", "150")),  # more by hand: LMHEAD_FUZZ=20000
     deadline=2000,  # ms an example: nothing hangs
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -52,19 +54,16 @@ def try_all(path):
     """Open a file and read a little of everything it seems to hold."""
     try:
         found = open_checkpoint(path)
-    except LMHeadError as error:
-        assert str(error)
+    except LMHeadError:
         return
     size = path.stat().st_size
     for name, entry in found.entries.items():
         if entry.local:
             assert 0 <= entry.offset <= size
-        try:
+        with contextlib.suppress(LMHeadError):
             quantization(found, name)
             found.rows(name, 0, min(entry.rows, 2))
             found.raw(name, max(entry.rows - 2, 0), entry.rows)
-        except LMHeadError as error:
-            assert str(error)
 
 
 def mutate(draw, data):
@@ -154,6 +153,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=6,
 )
+DTYPES = st.sampled_from(["F32", "BF16", "U32", "U8", "F8_E4M3", "F4", "C64", "Q4_K"])
 TABLES = st.fixed_dictionaries(
     {
         "dtype": st.sampled_from(["F32", "BF16", "U32", "U8", "F8_E4M3", "F4", "C64", "Q4_K"])
@@ -268,15 +268,12 @@ def test_made_up_tokenizers(tmp_path, tokenizer, pieces, vocab, said, cut):
 def try_folder(folder):
     try:
         found = open_checkpoint(folder)
-    except LMHeadError as error:
-        assert str(error)
+    except LMHeadError:
         return
     for name in found.entries:
-        try:
+        with contextlib.suppress(LMHeadError):
             quantization(found, name)
             found.rows(name, 0, min(found.entries[name].rows, 1))
-        except LMHeadError as error:
-            assert str(error)
 
 
 @pytest.mark.parametrize("read", [read_safetensors, read_gguf, read_torch])
