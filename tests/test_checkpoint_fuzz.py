@@ -287,9 +287,7 @@ def test_random_bytes(tmp_path, read):
     )
     def check(data, magic):
         path.write_bytes(magic + data)
-        try:
+        with contextlib.suppress(LMHeadError):
             read(path)
-        except LMHeadError as error:
-            assert str(error)
 
     check()
