@@ -153,11 +153,16 @@ def _by_index(
         )
         problems.append(Problem("index-stale", text, chosen.file.name))
         return Choice(kind, without.files, None, (*without.problems, *problems))
+    stems = {_stem(name) for name in listed if is_numbered(name)}
     for name in parts:
-        if name not in listed:
-            loads = " (transformers would load it instead of the shards)" if name == single else ""
-            text = f"{name}: {chosen.file.name} does not name it; the files it names count{loads}"
-            problems.append(Problem("stray-file", text, name))
+        if name in listed:
+            continue
+        if _stem(name) in stems:  # a shard of the same set: what it holds counts
+            listed.append(name)
+            continue
+        loads = " (transformers would load it instead of the shards)" if name == single else ""
+        text = f"{name}: {chosen.file.name} does not name it; the files it names count{loads}"
+        problems.append(Problem("stray-file", text, name))
     return Choice(kind, listed, chosen, tuple(problems))
 
 

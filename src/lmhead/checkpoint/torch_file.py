@@ -174,7 +174,7 @@ def _entry(
             f"{held:,}",
         )
         local = False
-    elif nbytes > held:
+    elif nbytes > max(size, 2**20):  # expanded so far that reading would not end
         problems.add("corrupt-header", f"{short(name)!r} repeats its {held:,} bytes to {nbytes:,}")
         local = False
     local = check_end(name, at + max(held, 0), size, problems) and local
