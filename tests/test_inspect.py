@@ -402,6 +402,29 @@ def test_what_the_files_say(tmp_path):
     assert {"corrupt-header", "partial-shard"} & set(codes(check(source).findings))
 
 
+@pytest.mark.parametrize("shape", [(0,), (320,), (0, 8)])
+def test_what_a_distributed_save_left(tmp_path, shape):
+    part = np.zeros(shape, np.float32)
+    source = write(tmp_path / "m", {EMBED: part, HEAD: part}, llama(**{FLAG: True}))
+    report = lmhead.inspect(source)
+    assert report.verdict == "undecided"
+    assert "distributed save" in report.reason
+    assert "partial-shard" in codes(report.findings)
+
+
+def test_copies_of_a_shared_table(tmp_path):
+    config = {"model_type": "bart", "vocab_size": 40}
+    names = ["model.shared.weight", "model.encoder.embed_tokens.weight"]
+    source = write(tmp_path / "a", dict.fromkeys(names, A), config)
+    report = lmhead.inspect(source)
+    assert (report.verdict, report.copies) == ("tied", (names[1],))
+    assert codes(report.findings) == ["duplicate"]
+    source = write(tmp_path / "b", dict(zip(names, (A, B), strict=True)), config)
+    assert codes(lmhead.inspect(source).findings) == ["conflict"]
+    untied = write(tmp_path / "c", {names[0]: A, names[1]: B, HEAD: B}, {**config, FLAG: False})
+    assert not lmhead.inspect(untied).findings
+
+
 def test_an_absent_flag_matters_only_where_it_decides(tmp_path):
     gpt2 = {"model_type": "gpt2", "vocab_size": 40}
     healthy = write(tmp_path / "a", {"wte.weight": A}, gpt2)

@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lmhead.checkpoint.difference import compare
 from lmhead.checkpoint.entry import Checkpoint
 from lmhead.checkpoint.folder import open_checkpoint
-from lmhead.checkpoint.reading import Reading, classifier_without_score, read
+from lmhead.checkpoint.reading import PARTIAL, Reading, classifier_without_score, one_storage, read
 from lmhead.errors import SourceError
 from lmhead.records import LIBRARY
 
@@ -100,7 +101,8 @@ def find(reading: Reading, *, values: bool = False) -> tuple[Finding, ...]:
     Args:
         values: read every row of the ends as well (untrained rows, numbers that are not finite).
     """
-    found = [*_files(reading), *_verdict(reading), *_flags(reading), *_vocabulary(reading)]
+    found = [*_files(reading), *_partial(reading), *_verdict(reading), *_copies(reading)]
+    found += [*_flags(reading), *_vocabulary(reading)]
     if values:
         found += _rows(reading)
     return ordered(found)
@@ -117,6 +119,37 @@ def _files(reading: Reading) -> Iterator[Finding]:
         mend = command("fix", source) if problem.code in _MENDED else None
         severity = _SEVERITY.get(problem.code, ERROR)
         yield Finding(problem.code, severity, problem.message, mend)
+
+
+def _partial(reading: Reading) -> Iterator[Finding]:
+    """Ends that a distributed save left empty or flat."""
+    roles, known = reading.roles, {p.code for p in reading.checkpoint.problems}
+    empty = [e.name for e in (roles.embedding, roles.head) if e and e.known and not e.rows]
+    for name in (*roles.flat, *empty):
+        if "partial-shard" not in known:
+            yield Finding("partial-shard", ERROR, f"{name}: {PARTIAL}")
+
+
+def _copies(reading: Reading) -> Iterator[Finding]:
+    """Further tensors that hold the reading end of a model whose sides share one table."""
+    embedding = reading.roles.embedding
+    if embedding is None or not reading.flag.effective or not embedding.local:
+        return
+    for name in reading.roles.copies:
+        copy = reading.checkpoint.entries[name]
+        if not copy.local or not copy.known or one_storage(embedding, copy):
+            continue
+        try:
+            difference = compare(reading.table(embedding), reading.table(copy))
+        except SourceError:
+            continue  # packed in a way that is not read: nothing is said on it
+        if difference is None or not difference.equal:
+            how = difference.text if difference else "of another width"
+            text = f"{name} differs from {embedding.name}, which is declared shared: {how}"
+            yield Finding("conflict", ERROR, text)
+        else:
+            text = f"{name} is a copy of {embedding.name}: {copy.nbytes:,} bytes"
+            yield Finding("duplicate", WARNING, text)
 
 
 def _verdict(reading: Reading) -> Iterator[Finding]:
