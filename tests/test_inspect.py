@@ -618,3 +618,52 @@ def test_exit_codes(tmp_path):
     assert code("check", source) == 1
     assert code("inspect", tmp_path / "absent") == 3
     assert code("inspect", source, "--base", source) == 2
+
+
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False)
+    | st.sampled_from(["", "gpt2", "t5", "lm_head", ".*", "(", "x" * 3000, "LlamaModel", "\x00"]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from([FLAG, "vocab_size", "embed_tokens", "bits"]), inner),
+    max_leaves=6,
+)  # fmt: skip
+CONFIG_KEYS = [
+    *(FLAG, "model_type", "vocab_size", "hidden_size", "text_config", "decoder", "architectures"),
+    *("quantization", "quantization_config", "initializer_range", "torch_dtype", "_name_or_path"),
+    *("scale_decoder_outputs", "transformers_version", "unpadded_vocab_size", "thinker_config"),
+]
+ADAPTER_KEYS = [
+    *("modules_to_save", "target_modules", "trainable_token_indices", "ensure_weight_tying"),
+    "base_model_name_or_path",
+]
+
+
+@given(
+    config=st.dictionaries(st.sampled_from(CONFIG_KEYS), ODD),
+    names=st.lists(st.sampled_from([EMBED, HEAD, "wte.weight", "score.weight", "shared.weight",
+                                    "lm_head.bias", "lm_head.scales", "output.qweight"])),
+    shape=st.sampled_from([(40, 8), (8, 40), (0, 8), (5,), (), (2, 2, 2)]),
+    dtype=st.sampled_from(["float32", "float16", "uint32", "uint8", "int64"]),
+)  # fmt: skip
+@settings(deadline=None, max_examples=150)
+def test_any_config_is_answered_or_refused(tmp_path_factory, config, names, shape, dtype):
+    folder = tmp_path_factory.mktemp("m")
+    tensors = {name: np.ones(shape, dtype) for name in names} | {EMBED: np.ones((40, 8), "f4")}
+    write(folder, tensors, config)
+    try:
+        json.dumps(lmhead.inspect(folder).to_dict(), allow_nan=False)
+        check(folder)
+    except LMHeadError:
+        pass
+    assert CliRunner().invoke(cli, ["inspect", str(folder)], standalone_mode=False).output
+
+
+@given(said=st.dictionaries(st.sampled_from(ADAPTER_KEYS), ODD), flag=st.booleans())
+@settings(deadline=None, max_examples=100)
+def test_any_adapter_config_is_answered_or_refused(tmp_path_factory, said, flag):
+    folder = tmp_path_factory.mktemp("m")
+    base = write(folder / "base", {EMBED: A}, llama(**{FLAG: flag}))
+    adapter = write_adapter(folder / "a", {"base_model.model.lm_head.lora_B.weight": B})
+    (adapter / "adapter_config.json").write_text(json.dumps(said))
+    for given_base in (None, base):
+        json.dumps(lmhead.inspect(adapter, given_base).to_dict(), allow_nan=False)
