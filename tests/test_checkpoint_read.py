@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
+import zipfile
 from pathlib import Path
 
 import gguf
@@ -362,6 +363,12 @@ def test_shards_without_an_index(tmp_path):
     found = open_checkpoint(tmp_path)
     assert (found.problems, found.index) == ((), None)
     assert set(found.entries) == {"a", "b", "c"}
+    save_file({"a": torch.ones(2)}, tmp_path / "consolidated.safetensors")
+    assert [header.file.name for header in open_checkpoint(tmp_path).headers] == files
+    save_file({"a": torch.ones(2), "b": torch.ones(4)}, tmp_path / files[1])
+    found = open_checkpoint(tmp_path)
+    assert codes(found) == ["index-invalid"]
+    assert "'a' is in model-00002-of-00002.safetensors as well" in found.problems[0].message
     (tmp_path / files[0]).unlink()
     found = open_checkpoint(tmp_path)
     assert codes(found) == ["partial-shard"]
@@ -551,6 +558,15 @@ def test_torch_files_of_other_kinds(tmp_path):
         open_checkpoint(tmp_path / "x.npz")
     (tmp_path / "x.npz").rename(path)
     with pytest.raises(SourceError, match="a NumPy archive"):
+        open_checkpoint(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("data.pkl", "constants.pkl", "code/__torch__.py"):
+            archive.writestr(f"archive/{name}", "")
+    with pytest.raises(SourceError, match="a TorchScript program"):
+        open_checkpoint(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(1000))
+    with pytest.raises(SourceError, match=r"data\.pkl is compressed"):
         open_checkpoint(path)
     torch.save({"a": torch.ones(100)}, path)
     whole = path.read_bytes()
@@ -1028,6 +1044,9 @@ def test_nothing_there(tmp_path):
     for source in (tmp_path / "none", "none.safetensors", "a\0b", "x" * 5000):
         with pytest.raises(SourceError):
             open_checkpoint(source)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SourceError, match="neither a file nor a folder"):
+        open_checkpoint(tmp_path / "pipe")
     (tmp_path / "pytorch_model.bin").write_bytes(b"what?")
     with pytest.raises(SourceError):
         open_checkpoint(tmp_path)

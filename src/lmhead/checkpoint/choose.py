@@ -182,10 +182,9 @@ def _without_index(place: Place, kind: str, files: Sequence[str]) -> Choice | No
     slices = [n for n in files if _SLICE.fullmatch(n)]
     if slices:
         return Choice(kind, slices[:1], None, tuple(_sliced(slices)))
-    known = [n for n in _KNOWN if n in files]
-    if len(files) > 1 and known:
-        return Choice(kind, known[:1])
-    return Choice(kind, _one_set(place, files)) if files else None
+    shards = [n for n in files if is_numbered(n) and _is_part(kind, n)]
+    known = shards or [n for n in _KNOWN if n in files][:1]
+    return Choice(kind, _one_set(place, known or files)) if files else None
 
 
 def _one_set(place: Place, files: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from lmhead.checkpoint.choose import TORCH, Choice, Place, choose, set_of
 from lmhead.checkpoint.entry import Checkpoint, Header, Problem, Tokenizer
 from lmhead.checkpoint.foreign import KINDS, refuse
+from lmhead.checkpoint.problems import Problems
 from lmhead.checkpoint.shards import (
     compare_index,
     missing_numbers,
@@ -43,8 +44,10 @@ def open_checkpoint(src: str | os.PathLike[str]) -> Checkpoint:
     try:
         if path.is_dir():
             return _open_folder(path.absolute(), source)
-        if path.exists():
+        if path.is_file():
             return _open_file(path.absolute(), source)
+        if path.exists():
+            raise SourceError(f"{short(source)}: neither a file nor a folder")
     except SourceError:
         raise
     except (OSError, ValueError) as error:  # no permission, a name too long, a null byte
@@ -146,6 +149,7 @@ def assemble(
     problems = [*choice.problems, *problems]
     for header in headers:
         problems += header.problems
+    problems += _stored_twice(headers)
     index, kind = choice.index, choice.format
     if index and headers:
         problems += compare_index(index, headers)
@@ -170,6 +174,18 @@ def assemble(
         tuple(problems),
         unread,
     )
+
+
+def _stored_twice(headers: Sequence[Header]) -> tuple[Problem, ...]:
+    """Tensors that two files hold: a loader takes one of them, and which is not said."""
+    where: dict[str, str] = {}
+    found = Problems(headers[0].file.name if headers else "")
+    for header in headers:
+        for name in header.entries:
+            other = where.setdefault(name, header.file.name)
+            if other != header.file.name:
+                found.add("index-invalid", f"{short(name)!r} is in {header.file.name} as well")
+    return found.all()
 
 
 def _headers(place: Place, choice: Choice) -> tuple[list[Header], list[Problem]]:
