@@ -295,6 +295,20 @@ def test_a_sample_is_enough_only_where_it_differs(tmp_path):
     assert not equal_bytes(*tables(tmp_path, a, one))
 
 
+def test_holes_of_a_sparse_file_are_zeros(tmp_path):
+    a, b = tables(tmp_path, torch.zeros(4096, 64), torch.zeros(4096, 64))
+    size = a.entry.file.stat().st_size
+    with a.entry.file.open("r+b") as file:
+        file.truncate(a.entry.offset)
+        file.truncate(size)
+    assert compare(a, b).equal
+    with a.entry.file.open("r+b") as file:
+        file.seek(b.entry.offset + b.entry.nbytes - 4)
+        file.write(np.float32(2).tobytes())
+    found = compare(a, b)
+    assert (found.rows, found.max_abs, found.mean_cosine) == (1 / 4096, 2.0, 4095 / 4096)
+
+
 def test_comparing_stays_in_memory(tmp_path):
     """Two ends of 96 MB each are compared, and scanned, in less memory than one of them."""
     values = torch.zeros(65_536, 384)
