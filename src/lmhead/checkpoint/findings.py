@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lmhead.checkpoint.difference import compare
+from lmhead.checkpoint.difference import ROUNDED, compare
 from lmhead.checkpoint.entry import Checkpoint
 from lmhead.checkpoint.folder import open_checkpoint
 from lmhead.checkpoint.reading import PARTIAL, Reading, classifier_without_score, one_storage, read
@@ -87,12 +87,21 @@ def command(verb: str, source: str, *options: str) -> str:
 _PAST = {"tie": "tied", "untie": "untied", "fix": "fixed", "resize": "resized"}
 
 
-def next_command(verdict: str, source: str) -> str | None:
+def next_command(reading: Reading) -> str | None:
     """The command that a verdict calls for; None where it calls for none."""
+    verdict, source = reading.verdict, reading.checkpoint.source
+    if verdict == "conflict" and reading.difference and reading.difference.word == ROUNDED:
+        return command("tie", source, "--keep", _finer(reading))
     verb = {"conflict": "fix", "inverted": "fix", "duplicate": "tie", "tieable": "tie"}.get(verdict)
     if verdict == "missing-head":
         return command("untie", source) + " --head-from FILE"
     return command(verb, source) if verb else None
+
+
+def _finer(reading: Reading) -> str:
+    """The end that is stored in more bytes: the other is a rounding of it."""
+    embedding, head = reading.roles.embedding, reading.roles.head
+    return "head" if embedding and head and head.nbytes > embedding.nbytes else "embed"
 
 
 def find(reading: Reading, *, values: bool = False) -> tuple[Finding, ...]:
@@ -154,7 +163,7 @@ def _copies(reading: Reading) -> Iterator[Finding]:
 
 def _verdict(reading: Reading) -> Iterator[Finding]:
     source, verdict = reading.checkpoint.source, reading.verdict
-    mend, reason = next_command(verdict, source), reading.reason
+    mend, reason = next_command(reading), reading.reason
     if verdict in ("conflict", "missing-head", "inverted"):
         yield Finding(verdict, ERROR, reason, mend)
     elif verdict in ("duplicate", "tieable"):
