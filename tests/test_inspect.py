@@ -18,7 +18,7 @@ from safetensors.torch import save_file as save_torch
 import lmhead
 from lmhead.checkpoint.counts import as_table
 from lmhead.checkpoint.difference import compare, equal_bytes
-from lmhead.checkpoint.findings import check
+from lmhead.checkpoint.findings import check, command
 from lmhead.checkpoint.roles import find_roles
 from lmhead.checkpoint.scan import scan
 from lmhead.cli import cli
@@ -317,7 +317,7 @@ def test_comparing_stays_in_memory(tmp_path):
     save_torch({EMBED: values, HEAD: other}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(llama(**{FLAG: True, "vocab_size": 65_536})))
     code = (
-        "import re, sys\nfrom lmhead.checkpoint.findings import check\n"
+        "import re, sys\nfrom lmhead.checkpoint.findings import check, command\n"
         "found = check(sys.argv[1])\nassert found.findings[0].code == 'conflict', found\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)\n"
         "print(int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) // 1024)"
@@ -620,6 +620,18 @@ def test_commands_need_neither_torch_nor_transformers(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "tied" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("source", "out"),
+    [("a/m", "m-tied"), ("a/m.safetensors", "m-tied"), ("org/m@main", "m-tied"),
+     ("a/llama-3.2/", "llama-3.2-tied"), ("a b", "'a b-tied'")],
+)  # fmt: skip
+def test_where_a_command_would_write(tmp_path, monkeypatch, source, out):
+    assert command("tie", source).endswith(f" {out}")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert command("fix", ".") == "lmhead fix . ../here-fixed"
 
 
 def test_exit_codes(tmp_path):

@@ -80,10 +80,15 @@ def check(
 
 def command(verb: str, source: str, *options: str) -> str:
     """One of our commands on a source, with the folder that it would write."""
-    out = f"{Path(source).name.split('@')[0].removesuffix('.safetensors') or 'model'}-{_PAST[verb]}"
-    return shlex.join(["lmhead", verb, source, out, *options])
+    path = Path(source).absolute()
+    name = path.stem if path.suffix in _FILES else path.name.split("@")[0]
+    beside = "../" if path == Path.cwd() else ""  # never into the source itself
+    return shlex.join(
+        ["lmhead", verb, source, f"{beside}{name or 'model'}-{_PAST[verb]}", *options]
+    )
 
 
+_FILES = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".json")
 _PAST = {"tie": "tied", "untie": "untied", "fix": "fixed", "resize": "resized"}
 
 
