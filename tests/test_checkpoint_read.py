@@ -1044,6 +1044,11 @@ def test_nothing_there(tmp_path):
     for source in (tmp_path / "none", "none.safetensors", "a\0b", "x" * 5000):
         with pytest.raises(SourceError):
             open_checkpoint(source)
+    (tmp_path / "checkpoint-500").mkdir()
+    save_file({"w": torch.ones(1)}, tmp_path / "checkpoint-500" / "model.safetensors")
+    with pytest.raises(SourceError, match="holds no weights") as error:
+        open_checkpoint(tmp_path)
+    assert str(tmp_path / "checkpoint-500") in error.value.hint
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SourceError, match="neither a file nor a folder"):
         open_checkpoint(tmp_path / "pipe")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lmhead.checkpoint.choose import choose
+from lmhead.checkpoint.choose import NOTHING, choose
 from lmhead.checkpoint.entry import Checkpoint, Header, Tokenizer
 from lmhead.checkpoint.folder import ADAPTER, assemble, open_checkpoint
 from lmhead.checkpoint.gguf_skim import parse_gguf
@@ -102,6 +102,8 @@ class _Remote:
         return name.endswith((".bin", ".pt", ".pth"))
 
     def refuse(self, names: Sequence[str]) -> SourceError:
+        if not names:
+            return SourceError(f"{self.name}: {NOTHING}", f"huggingface.co/{self.name} lists it")
         return SourceError(
             f"{self.name}: holds no weights of a kind that is read, but {', '.join(names[:3])}",
             "safetensors, GGUF and torch files are read",
