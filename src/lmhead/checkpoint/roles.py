@@ -52,7 +52,10 @@ _ELSEWHERE = re.compile(
     r"|depth_decoder|multi_token|multi_modal|aux|expert|experts)(\w*)(\.|$)"
 )
 _LAYER = re.compile(r"(^|\.)\d+\.")
-_LOOKS_LIKE_HEAD = re.compile(r"(lm_head|embed_out|shared_head\.head|output_head|^output)\.?\w*$")
+_LOOKS_LIKE_END = re.compile(
+    r"(lm_head|embed_out|shared_head\.head|output_head|^output|embed_tokens|wte|word_embeddings"
+    r"|tok_embeddings|embed_in|embedding)$"
+)
 # What a tensor's values are stored as; all but the first are packed.
 _VALUES = ("weight", "qweight", "weight_packed", "weight_q")
 
@@ -263,7 +266,7 @@ def _others(entries: Iterable[str], record: Family | None) -> dict[str, str]:
             continue
         if any(part in name for part in parts):
             found[name] = f"told apart by the record of {record.model_type}" if record else ""
-        elif _LOOKS_LIKE_HEAD.search(stem(name)) or "embed" in name:
+        elif _LOOKS_LIKE_END.search(stem(name)):
             where = _ELSEWHERE.search(name)
             if where:
                 found[name] = f"of another part of the model: {where.group().strip('._')}"
