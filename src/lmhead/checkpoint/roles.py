@@ -53,8 +53,8 @@ _ELSEWHERE = re.compile(
 )
 _LAYER = re.compile(r"(^|\.)\d+\.")
 _LOOKS_LIKE_END = re.compile(
-    r"(lm_head|embed_out|shared_head\.head|output_head|^output|embed_tokens|wte|word_embeddings"
-    r"|tok_embeddings|embed_in|embedding)$"
+    r"(^|\.)(\w*lm_head|embed_out|shared_head\.head|\w*output_head|embed_tokens|wte"
+    r"|word_embeddings|tok_embeddings|embed_in|embedding)$"
 )
 # What a tensor's values are stored as; all but the first are packed.
 _VALUES = ("weight", "qweight", "weight_packed", "weight_q")
