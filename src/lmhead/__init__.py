@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from lmhead.errors import LMHeadError, SourceError
 
 if TYPE_CHECKING:
+    from lmhead.checkpoint.folder import open_checkpoint
+    from lmhead.checkpoint.verdict import inspect
     from lmhead.families import family
     from lmhead.hf import ends
     from lmhead.lab.compare import compare
@@ -45,6 +47,8 @@ _HOME = {
     "find_ties": "tying",
     "linear_cross_entropy": "loss",
     "linear_logprobs": "loss",
+    "open_checkpoint": "checkpoint.folder",
+    "inspect": "checkpoint.verdict",
     "predict_next": "predict",
     "tie": "tying",
     "tied_init_std": "transform",
@@ -67,8 +71,10 @@ __all__ = [
     "explain_backend",
     "family",
     "find_ties",
+    "inspect",
     "linear_cross_entropy",
     "linear_logprobs",
+    "open_checkpoint",
     "predict_next",
     "tie",
     "tied_init_std",
