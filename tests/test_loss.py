@@ -207,6 +207,9 @@ def test_no_worse_than_the_plain_computation(dtype, data):
     exact_loss, _ = exact.plain()
     no_worse((loss, lse), (naive, naive_lse), (truth, truth_lse))
     least = 1e-6 * max([1.0, *naive.detach().abs().reshape(-1).tolist()])
+    if dtype != torch.float32:  # chunks that cancel: half a unit of what is added up
+        size = max([1.0, *(float(x.detach().abs().amax()) for x in case.inputs() if x.numel())])
+        least += torch.finfo(dtype).eps / 2 * size * float(up.abs().sum()) * max(1, lse.numel())
     plain = gradients((naive,), (up,), case.inputs())
     true = gradients((exact_loss,), (up.double(),), exact.inputs())
     no_worse(

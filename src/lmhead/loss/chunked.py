@@ -131,6 +131,7 @@ def by_chunks(
                 exact.take(block, hidden, labels[part])
             target = buffers.weight[: problem.valid]
             products.add_table_gradient(block, hidden, target, first=start == 0)
+    del product
     if buffers.weight is not None and exact is not None:
         exact.add_to(buffers.weight)
     empty = Rows(*(wide(table.new_empty(0)) for _ in Rows._fields))
@@ -159,7 +160,8 @@ class _ExactRows:
         grad[:, own] = 0
 
     def add_to(self, weight: Tensor) -> None:
-        weight[self.rows] = (weight[self.rows].float() + self.sum).to(weight.dtype)
+        self.sum += weight[self.rows]
+        weight[self.rows] = self.sum.to(weight.dtype)
 
 
 def sums_by_slabs(
