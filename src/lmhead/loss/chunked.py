@@ -131,7 +131,6 @@ def by_chunks(
                 exact.take(block, hidden, labels[part])
             target = buffers.weight[: problem.valid]
             products.add_table_gradient(block, hidden, target, first=start == 0)
-    del product
     if buffers.weight is not None and exact is not None:
         exact.add_to(buffers.weight)
     empty = Rows(*(wide(table.new_empty(0)) for _ in Rows._fields))
