@@ -159,7 +159,8 @@ class _ExactRows:
         grad[:, own] = 0
 
     def add_to(self, weight: Tensor) -> None:
-        weight[self.rows] = (weight[self.rows].float() + self.sum).to(weight.dtype)
+        self.sum += weight[self.rows]
+        weight[self.rows] = self.sum.to(weight.dtype)
 
 
 def sums_by_slabs(
