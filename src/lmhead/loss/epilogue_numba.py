@@ -6,10 +6,7 @@ Python's own (the kernels hold no lock), so nothing spins beside torch's.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,15 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmhead.loss import kernels
+from lmhead.loss import kernels, threads
 from lmhead.loss.options import Options, Rows, Sums, Upstream
 from lmhead.transform import HeadTransform
 
 DTYPES = (torch.float32, torch.bfloat16)
 _NONE = torch.empty(0)
-_pools: dict[int, ThreadPoolExecutor] = {}
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pools.clear)
 
 
 def epilogue(
@@ -108,24 +102,12 @@ def _split(
     work: Callable[[slice, NDArray[Any]], None], rows: int, grad_bias: Tensor | None
 ) -> None:
     """Call `work` on equal parts of the rows, each with a part of the bias's gradient to fill."""
-    threads = max(1, min(torch.get_num_threads(), rows))
+    slices = [slice(*part) for part in threads.parts(rows, torch.get_num_threads())]
     width = 0 if grad_bias is None else len(grad_bias)
-    parts = np.zeros((threads, width), np.float32)
-    bounds = [rows * i // threads for i in range(threads + 1)]
-    slices = [slice(a, b) for a, b in pairwise(bounds)]
-    if threads == 1:
-        work(slices[0], parts[0])
-    else:
-        if threads not in _pools:
-            _pools[threads] = ThreadPoolExecutor(threads - 1, thread_name_prefix="lmhead")
-        others = [
-            _pools[threads].submit(work, *job) for job in zip(slices[1:], parts[1:], strict=True)
-        ]
-        work(slices[0], parts[0])
-        for other in others:
-            other.result()
+    sums = np.zeros((len(slices), width), np.float32)
+    threads.each(work, zip(slices, sums, strict=True))
     if grad_bias is not None:
-        grad_bias += torch.from_numpy(parts.sum(0))
+        grad_bias += torch.from_numpy(sums.sum(0))
 
 
 def _scales(transform: HeadTransform) -> tuple[np.float32, np.float32, np.float32]:
