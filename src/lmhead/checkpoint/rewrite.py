@@ -1,0 +1,341 @@
+"""Writing a plan's files: a whole new folder or file beside the source, or the source in place.
+
+Nothing is complete before it is: files are written and synced in a hidden stage, opened again and
+checked there, and only then renamed to where they belong.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmhead.checkpoint.pieces import BLOCK, Part, Range, part_size
+from lmhead.errors import LMHeadError, SourceError
+
+STAGE = ".lmhead-stage"  # prefix of what is not finished
+_JOURNAL = "renames.json"
+_LINK_FROM = 2**20  # bytes; smaller files are copied, since editors write into them
+
+
+@dataclass(frozen=True)
+class Target:
+    """A file to be written: its name within the folder, and its parts in order."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part_size(part) for part in self.parts)
+
+
+def step(what: str) -> None:
+    """Called before each change of the disk; a test stops the process here."""
+
+
+def write_folder(
+    root: Path,
+    out: Path,
+    targets: Iterable[Target],
+    removed: Iterable[str],
+    check: Callable[[Path], None],
+    link: bool = True,
+) -> None:
+    """Make `out`: the targets, and all else of `root` but `removed`, hard-linked or copied.
+
+    Args:
+        check: called with the finished stage; what it raises leaves no `out` behind.
+        link: whether files of a megabyte and more may be hard links to the source's.
+
+    Raises:
+        LMHeadError: `out` is there and not empty, or is or holds the source.
+        SourceError: not enough space.
+    """
+    targets, out = list(targets), out.absolute()
+    refuse_existing(out)
+    if _within(root, out):
+        raise LMHeadError(f"{out}: holds the source {root}", "name another OUT, or --in-place")
+    written = {target.name for target in targets} | set(removed)
+    kept = [name for name in _files(root, out) if name not in written]
+    step(f"mkdir {out.parent}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    same_disk = os.stat(out.parent).st_dev == os.stat(root).st_dev
+    linked = {
+        name
+        for name in kept
+        if link and same_disk and (root / name).stat().st_size >= _LINK_FROM
+    }
+    size = sum(target.nbytes for target in targets)
+    refuse_full(out.parent, size + sum((root / n).stat().st_size for n in kept if n not in linked))
+    with _stage(out.parent, out.name) as stage:
+        for name in kept:
+            _carry(root / name, stage / name, name in linked)
+        for target in targets:
+            write_file(stage / target.name, target.parts, like=root / target.name)
+        for folder in sorted({path.parent for path in stage.rglob("*")}, reverse=True):
+            sync(folder)
+        check(stage)
+        step(f"rename {out}")
+        stage.rename(out)
+        sync(out.parent)
+
+
+def write_single(
+    source: Path, out: Path, target: Target, check: Callable[[Path], None], in_place: bool = False
+) -> None:
+    """Write one file: `out`, or in place of `source`.
+
+    Raises: as `write_folder`.
+    """
+    out = source if in_place else out.absolute()
+    if not in_place and os.path.lexists(out):
+        raise LMHeadError(f"{out} exists", "name another OUT")
+    step(f"mkdir {out.parent}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    refuse_full(out.parent, target.nbytes)
+    with _stage(out.parent, out.name) as stage:
+        write_file(stage / out.name, target.parts, like=source)
+        check(stage / out.name)
+        step(f"rename {out}")
+        (stage / out.name).replace(out)
+        sync(out.parent)
+
+
+def write_in_place(
+    root: Path, targets: Iterable[Target], removed: Iterable[str], check: Callable[[Path], None]
+) -> None:
+    """Change the files of `root` itself.
+
+    All files are written, synced and checked in a stage inside `root`; then they are renamed in
+    the order of `targets`, and `removed` is deleted last. A kill before the first rename leaves
+    the source as it was; after it, a journal in the stage lets `finish` do the rest.
+    """
+    targets, removed = list(targets), list(removed)
+    touched = {target.name for target in targets} | set(removed)
+    with _alone(root):
+        finish(root)
+        refuse_full(root, sum(target.nbytes for target in targets))
+        kept = [name for name in _files(root, root) if name not in touched]
+        with _stage(root, "") as stage:
+            view = stage / "view"  # what the folder will be, for the check
+            for target in targets:
+                write_file(view / target.name, target.parts, like=root / target.name)
+            for name in kept:
+                (view / name).parent.mkdir(parents=True, exist_ok=True)
+                (view / name).symlink_to(root / name)
+            check(view)
+            for name in kept:
+                (view / name).unlink()
+            journal = {"renames": [target.name for target in targets], "removed": removed}
+            text = json.dumps(journal).encode()
+            write_file(stage / (_JOURNAL + ".tmp"), (text,))
+            for folder in sorted({path.parent for path in stage.rglob("*")}, reverse=True):
+                sync(folder)
+            step("rename journal")
+            (stage / (_JOURNAL + ".tmp")).rename(stage / _JOURNAL)
+            sync(stage)
+            sync(root)
+            _replay(root, stage)
+
+
+def finish(root: Path) -> bool:
+    """Carry out what a killed `write_in_place` had begun to rename; remove what it had not.
+
+    Returns whether renames were carried out.
+    """
+    done = False
+    for stage in sorted(root.glob(f"{STAGE}-*")):
+        if (stage / _JOURNAL).is_file():
+            _replay(root, stage)
+            done = True
+        shutil.rmtree(stage, ignore_errors=True)
+    return done
+
+
+def unfinished(root: Path) -> bool:
+    """Whether a killed `write_in_place` had begun to rename files here."""
+    return any((stage / _JOURNAL).is_file() for stage in root.glob(f"{STAGE}-*"))
+
+
+def _replay(root: Path, stage: Path) -> None:
+    journal = json.loads((stage / _JOURNAL).read_text("utf-8"))
+    for name in journal["renames"]:
+        fresh = stage / "view" / name
+        if fresh.exists():  # else a killed process has renamed it
+            step(f"rename {name}")
+            fresh.replace(root / name)
+            sync((root / name).parent)
+    for name in journal["removed"]:
+        step(f"unlink {name}")
+        (root / name).unlink(missing_ok=True)
+    sync(root)
+    step("unlink journal")
+    (stage / _JOURNAL).unlink()
+
+
+def write_file(path: Path, parts: Iterable[Part], like: Path | None = None) -> None:
+    """Write a file from its parts and sync it; it has the mode of `like`, where that is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    step(f"create {path.name}")
+    with path.open("xb", buffering=0) as file:
+        for part in _joined(parts):
+            step(f"write {path.name}")
+            if isinstance(part, Range):
+                _copy(part, file.fileno())
+            else:
+                size = 0
+                for block in (part,) if isinstance(part, bytes) else part.blocks():
+                    _write_all(file.fileno(), block)
+                    size += len(block)
+                if size != part_size(part):
+                    raise AssertionError(f"{path}: {size} bytes made, {part_size(part)} planned")
+        step(f"sync {path.name}")
+        os.fsync(file.fileno())
+    if like is not None and like.exists():
+        shutil.copymode(like, path)
+
+
+def refuse_existing(out: Path) -> None:
+    """Raise an LMHeadError where `out` is there, unless it is an empty folder."""
+    if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
+        raise LMHeadError(f"{out} exists and is not empty", "name another OUT, or --in-place")
+
+
+def refuse_full(folder: Path, size: int) -> None:
+    """Raise a SourceError where a folder's disk has not `size` bytes left."""
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise SourceError(f"{folder}: {size:,} bytes are to be written, {free:,} are free")
+
+
+def sync(folder: Path) -> None:
+    if os.name == "posix":  # elsewhere folders cannot be opened
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _joined(parts: Iterable[Part]) -> Iterator[Part]:
+    """The parts, with ranges that follow each other in one file made one."""
+    last: Range | None = None
+    for part in parts:
+        if last and isinstance(part, Range) and part.file == last.file:
+            if part.offset == last.offset + last.nbytes:
+                last = Range(last.file, last.offset, last.nbytes + part.nbytes)
+                continue
+        if last:
+            yield last
+        last = part if isinstance(part, Range) else None
+        if last is None:
+            yield part
+    if last:
+        yield last
+
+
+def _copy(part: Range, out: int) -> None:
+    """Copy a range to the end of a file, inside the kernel where that is possible."""
+    with part.file.open("rb", buffering=0) as file:
+        source, at, end = file.fileno(), part.offset, part.offset + part.nbytes
+        within_kernel = hasattr(os, "copy_file_range")
+        while at < end:
+            if within_kernel:
+                try:
+                    n = os.copy_file_range(source, out, min(end - at, 2**30), at)
+                except OSError as error:
+                    if error.errno == errno.ENOSPC:
+                        raise
+                    within_kernel = False  # across disks, or a file system that has none
+                    continue
+            else:
+                n = _write_all(out, os.pread(source, min(end - at, BLOCK), at))
+            if n == 0:
+                raise SourceError(f"{part.file}: has become shorter than {end:,} bytes")
+            at += n
+
+
+def _write_all(out: int, data: bytes) -> int:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(out, view) :]
+    return len(data)
+
+
+def _files(root: Path, out: Path) -> list[str]:
+    """The files of a folder and its folders, relative to it; without stages and without `out`."""
+    found = []
+    for folder, folders, files in os.walk(root):
+        here = Path(folder)
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(STAGE) and (here / name).absolute() != out
+        ]
+        found += [str((here / name).relative_to(root)) for name in files]
+    return sorted(found)
+
+
+def _carry(source: Path, path: Path, link: bool) -> None:
+    """A hard link to a file, or a copy of it; what a symbolic link stands for is carried."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    real = source.resolve()
+    step(f"carry {path.name}")
+    if link:
+        try:
+            os.link(real, path)
+            return
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+    write_file(path, (Range(real, 0, real.stat().st_size),), like=real)
+
+
+def _within(inner: Path, outer: Path) -> bool:
+    return outer.resolve() in (inner.resolve(), *inner.resolve().parents)
+
+
+@contextmanager
+def _stage(parent: Path, name: str) -> Iterator[Path]:
+    """A fresh hidden folder, removed at the end if it is still there."""
+    for i in itertools.count():
+        stage = parent / f"{STAGE}-{name or 'in-place'}-{os.getpid()}-{i}"
+        step(f"mkdir {stage.name}")
+        try:
+            stage.mkdir()
+            break
+        except FileExistsError:
+            continue
+    try:
+        yield stage
+    finally:
+        if not (stage / _JOURNAL).is_file():  # that one is to be finished, not thrown away
+            shutil.rmtree(stage, ignore_errors=True)
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Hold a folder for this process; what a killed process held is free again."""
+    if os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    handle = os.open(root, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LMHeadError(
+                f"{root}: another process is changing this folder", "wait for it or stop it"
+            ) from error
+        yield
+    finally:
+        os.close(handle)
