@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lmhead.errors import LMHeadError, SourceError
 
 if TYPE_CHECKING:
+    from lmhead.checkpoint.folder import open_checkpoint
     from lmhead.families import family
     from lmhead.hf import ends
     from lmhead.lab.compare import compare
@@ -35,6 +36,7 @@ _HOME = {
     "ends": "hf",
     "family": "families",
     "find_ties": "tying",
+    "open_checkpoint": "checkpoint.folder",
     "predict_next": "predict",
     "tie": "tying",
     "tied_init_std": "transform",
@@ -55,6 +57,7 @@ __all__ = [
     "ends",
     "family",
     "find_ties",
+    "open_checkpoint",
     "predict_next",
     "tie",
     "tied_init_std",
