@@ -12,6 +12,7 @@ from lmhead.errors import LMHeadError, SourceError
 
 if TYPE_CHECKING:
     from lmhead.checkpoint.folder import open_checkpoint
+    from lmhead.checkpoint.verdict import inspect
     from lmhead.families import family
     from lmhead.hf import ends
     from lmhead.lab.compare import compare
@@ -37,6 +38,7 @@ _HOME = {
     "family": "families",
     "find_ties": "tying",
     "open_checkpoint": "checkpoint.folder",
+    "inspect": "checkpoint.verdict",
     "predict_next": "predict",
     "tie": "tying",
     "tied_init_std": "transform",
@@ -57,6 +59,7 @@ __all__ = [
     "ends",
     "family",
     "find_ties",
+    "inspect",
     "open_checkpoint",
     "predict_next",
     "tie",

@@ -23,6 +23,8 @@ COMMANDS = {
     "compare": "Train the model both ways on your text and get a verdict with evidence.",
     "report": "Make a run's report.html and verdict again, without training.",
     "predict": "Show a model's next-token table, each logit split into length and direction.",
+    "inspect": "What a checkpoint really holds at its two ends: the verdict, and why.",
+    "check": "What is wrong in a checkpoint, one line a finding; exit 1 if there is any.",
     "params": "Count the parameters of the table, the head and the body, tied and untied.",
     "families": "What every model family does between table, hidden state and logits.",
     "conformance": "Compare every family's record with live models, number by number.",

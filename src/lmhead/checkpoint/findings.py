@@ -1,0 +1,256 @@
+"""What is wrong, or not as good as it could be, in a checkpoint: `lmhead check`.
+
+Each finding has a code, a severity, one sentence, and the command that mends it where there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lmhead.checkpoint.entry import Checkpoint
+from lmhead.checkpoint.folder import open_checkpoint
+from lmhead.checkpoint.reading import Reading, classifier_without_score, read
+from lmhead.errors import SourceError
+from lmhead.records import LIBRARY
+
+ERROR, WARNING = "error", "warning"
+# Of what the readers report, what keeps a loader from the right tensors.
+_SEVERITY = {"stray-file": WARNING}
+_MENDED = ("index-stale", "index-incomplete", "index-invalid")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding.
+
+    Args:
+        code: one of the fixed codes, for example "conflict".
+        severity: "error" (a loader gets it wrong, or nothing) or "warning".
+        message: one sentence: what, where, both values.
+        next: the command that mends it; None where none of ours does.
+    """
+
+    code: str
+    severity: str
+    message: str
+    next: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All findings of one checkpoint, errors first."""
+
+    source: str
+    findings: tuple[Finding, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data, with `schema_version` 1."""
+        found = [finding.to_dict() for finding in self.findings]
+        return {"schema_version": 1, "source": self.source, "findings": found}
+
+
+def check(
+    src: str | os.PathLike[str] | Checkpoint, base: str | os.PathLike[str] | None = None
+) -> Findings:
+    """Check a checkpoint: headers, index, flags, both ends and every one of their rows.
+
+    Args:
+        src: as `open_checkpoint` takes it, or what it gives.
+        base: for an adapter, the model that it belongs to.
+
+    Raises:
+        SourceError: it cannot be read or is of a kind not supported.
+    """
+    checkpoint = src if isinstance(src, Checkpoint) else open_checkpoint(src)
+    if checkpoint.format == "adapter":
+        from lmhead.checkpoint.adapters import read_adapter
+
+        return Findings(checkpoint.source, read_adapter(checkpoint, base, values=True).findings)
+    return Findings(checkpoint.source, find(read(checkpoint), values=True))
+
+
+def command(verb: str, source: str, *options: str) -> str:
+    """One of our commands on a source, with the folder that it would write."""
+    out = f"{Path(source).name.split('@')[0].removesuffix('.safetensors') or 'model'}-{_PAST[verb]}"
+    return shlex.join(["lmhead", verb, source, out, *options])
+
+
+_PAST = {"tie": "tied", "untie": "untied", "fix": "fixed", "resize": "resized"}
+
+
+def next_command(verdict: str, source: str) -> str | None:
+    """The command that a verdict calls for; None where it calls for none."""
+    verb = {"conflict": "fix", "inverted": "fix", "duplicate": "tie", "tieable": "tie"}.get(verdict)
+    if verdict == "missing-head":
+        return command("untie", source) + " --head-from FILE"
+    return command(verb, source) if verb else None
+
+
+def find(reading: Reading, *, values: bool = False) -> tuple[Finding, ...]:
+    """The findings on a checkpoint that was read, errors first.
+
+    Args:
+        values: read every row of the ends as well (untrained rows, numbers that are not finite).
+    """
+    found = [*_files(reading), *_verdict(reading), *_flags(reading), *_vocabulary(reading)]
+    if values:
+        found += _rows(reading)
+    return ordered(found)
+
+
+def ordered(found: list[Finding]) -> tuple[Finding, ...]:
+    """Without repetitions, errors first."""
+    return tuple(sorted(dict.fromkeys(found), key=lambda finding: finding.severity != ERROR))
+
+
+def _files(reading: Reading) -> Iterator[Finding]:
+    source = reading.checkpoint.source
+    for problem in reading.checkpoint.problems:
+        mend = command("fix", source) if problem.code in _MENDED else None
+        severity = _SEVERITY.get(problem.code, ERROR)
+        yield Finding(problem.code, severity, problem.message, mend)
+
+
+def _verdict(reading: Reading) -> Iterator[Finding]:
+    source, verdict = reading.checkpoint.source, reading.verdict
+    mend, reason = next_command(verdict, source), reading.reason
+    if verdict in ("conflict", "missing-head", "inverted"):
+        yield Finding(verdict, ERROR, reason, mend)
+    elif verdict in ("duplicate", "tieable"):
+        saved = f"; one table saves {reading.saves:,} bytes" if reading.saves else ""
+        yield Finding(verdict, WARNING, reason + saved, mend)
+    elif verdict == "undecided":
+        yield Finding(verdict, WARNING, reason)
+    lost = classifier_without_score(reading.checkpoint, reading.roles)
+    if lost:
+        yield Finding("missing-head", ERROR, lost)
+    if reading.both and not reading.apart and reading.difference is None and verdict == "untied":
+        text = reading.reason
+        if reading.flag.effective:
+            yield Finding("width-mismatch", ERROR, text, command("fix", source))
+
+
+def _flags(reading: Reading) -> Iterator[Finding]:
+    flag, roles = reading.flag, reading.roles
+    source = reading.checkpoint.source
+    if flag.contradiction:
+        severity = ERROR if reading.verdict == "conflict" else WARNING
+        verb = _SETS.get(reading.verdict)
+        mend = command(verb, source) if verb else None
+        yield Finding("flag-contradiction", severity, f"{flag.contradiction}", mend)
+    if reading.checkpoint.config is None or not flag.absent or roles.embedding is None:
+        return
+    record = roles.family
+    default = "true" if flag.effective else "false"
+    if record is None and (reading.both or reading.verdict == "tied"):
+        kind = reading.checkpoint.config.get("model_type")
+        yield Finding(
+            "flag-absent",
+            WARNING,
+            f"no tie_word_embeddings in the config, and the default of {kind!r} is not known here: "
+            "the loader decides",
+            _set_flag(reading),
+        )
+    elif record is not None and reading.verdict in ("conflict", "missing-head", "duplicate"):
+        yield Finding(
+            "flag-absent",
+            WARNING,
+            f"no tie_word_embeddings in the config: the class default of {record.model_type}, "
+            f"{default} in {LIBRARY}, decides",
+            _set_flag(reading),
+        )
+
+
+_SETS = {"conflict": "fix", "duplicate": "tie", "tieable": "tie", "tied": "tie", "untied": "untie"}
+
+
+def _set_flag(reading: Reading) -> str | None:
+    verb = _SETS.get(reading.verdict)
+    return command(verb, reading.checkpoint.source) if verb else None
+
+
+def _vocabulary(reading: Reading) -> Iterator[Finding]:
+    source, sizes, roles = reading.checkpoint.source, reading.vocabulary, reading.roles
+    counts = [
+        (entry.name, reading.table(entry).rows)
+        for entry in (roles.embedding, roles.head)
+        if entry is not None and entry.known
+    ]
+    apart = bool(roles.family and roles.family.follows == "never")  # mllama's image tokens
+    odd = [(name, rows) for name, rows in counts if sizes.config and rows != sizes.config]
+    if odd and not (apart and len(odd) < len(counts)):
+        text = ", ".join(f"{name} has {rows:,} rows" for name, rows in odd)
+        resize = command("resize", source, "--rows", str(max(rows for _, rows in counts)))
+        yield Finding(
+            "vocab-mismatch", ERROR, f"vocab_size is {sizes.config:,}, and {text}", resize
+        )
+    elif len({rows for _, rows in counts}) > 1 and not apart:
+        text = " and ".join(f"{name} has {rows:,} rows" for name, rows in counts)
+        resize = command("resize", source, "--rows", str(max(rows for _, rows in counts)))
+        yield Finding("vocab-mismatch", ERROR, text, resize)
+    fewest = min((rows for _, rows in counts), default=None)
+    if fewest is not None and sizes.tokenizer is not None and sizes.tokenizer > fewest:
+        tokenizer = reading.checkpoint.tokenizer
+        files = ", ".join(tokenizer.files) if tokenizer else ""
+        yield Finding(
+            "tokenizer-beyond-rows",
+            ERROR,
+            f"the tokenizer ({files}) uses ids up to {sizes.tokenizer - 1:,}, and there are "
+            f"{fewest:,} rows: {sizes.tokenizer - fewest:,} too few",
+            command("resize", source, "--tokenizer", str(reading.checkpoint.root or source)),
+        )
+
+
+def _rows(reading: Reading) -> Iterator[Finding]:
+    """What reading every row of the ends tells."""
+    from lmhead.checkpoint.scan import Scan, scan
+
+    config = reading.checkpoint.config or {}
+    deviation = config.get("initializer_range", 0.02)
+    deviation = float(deviation) if isinstance(deviation, int | float) else 0.02
+    used = reading.vocabulary.tokenizer
+    entries = [reading.roles.embedding, reading.roles.head]
+    if reading.verdict == "tied" or (reading.difference and reading.difference.equal):
+        entries = [entries[0] or entries[1]]  # the other would say the same again
+    for entry in entries:
+        if entry is None or not entry.local or not entry.known:
+            continue
+        try:
+            seen: Scan = scan(reading.table(entry), deviation, used)
+        except SourceError as error:
+            yield Finding("undecided", WARNING, f"rows were not read: {error.message}")
+            continue
+        if seen.bad:
+            yield Finding(
+                "non-finite",
+                ERROR,
+                f"{entry.name}: {ids_text(seen.bad)} of {seen.rows:,} not finite (NaN or infinite)",
+            )
+        for kind, ids in seen.untrained(used).items():
+            padding = " (padding perhaps: no tokenizer is here to tell)" if used is None else ""
+            yield Finding(
+                "untrained-rows",
+                WARNING,
+                f"{entry.name}: {ids_text(ids)} of {seen.rows:,} {kind}{padding}",
+            )
+
+
+def ids_text(ids: tuple[int, ...]) -> str:
+    """Row numbers as a reader wants them: `3 rows (5, 7–8)`."""
+    runs: list[list[int]] = []
+    for i in ids:
+        if runs and i == runs[-1][1] + 1:
+            runs[-1][1] = i
+        else:
+            runs.append([i, i])
+    shown = ", ".join(f"{a}" if a == b else f"{a}–{b}" for a, b in runs[:4])
+    more = ", …" if len(runs) > 4 else ""
+    return f"{len(ids):,} row{'s' if len(ids) > 1 else ''} ({shown}{more})"
