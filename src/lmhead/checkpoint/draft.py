@@ -8,9 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from lmhead.checkpoint.end_names import partner_name
 from lmhead.checkpoint.entry import Checkpoint, Entry, Header
 from lmhead.checkpoint.flags import CLASS_DEFAULT, Flag, read_flag
 from lmhead.checkpoint.json_text import drop_member, set_member
+from lmhead.checkpoint.new_index import changed_index, new_index
 from lmhead.checkpoint.pieces import (
     Part,
     Piece,
@@ -46,7 +48,7 @@ class Draft:
         self.notes: list[str] = []
         self._pieces: dict[Path, list[Piece]] = {}
         self._config: str | None = None
-        self._index: str | None = None
+        self._rebuild = False
         self._removed: list[str] = []
 
     # --- the ends ------------------------------------------------------------------------------
@@ -66,7 +68,7 @@ class Draft:
 
     def name_of(self, role: str) -> str:
         """What the missing end would be called, after the name of the other."""
-        return _partner(self.roles, role)
+        return partner_name(self.roles, role)
 
     # --- tensors -------------------------------------------------------------------------------
 
@@ -148,8 +150,8 @@ class Draft:
         if _SCALE not in scale.when:
             if bool(self.flag.effective) is not tied:
                 raise LMHeadError(
-                    f"{self.checkpoint.source}: {config['model_type']} scales its hidden state only "
-                    f"where {FLAG} is true, so setting it {str(tied).lower()} makes another model"
+                    f"{self.checkpoint.source}: {config['model_type']} scales its hidden state "
+                    f"only where {FLAG} is true, so {str(tied).lower()} makes another model of it"
                 )
             return
         if scale.value(config) is None:
@@ -205,7 +207,7 @@ class Draft:
 
     def rebuild_index(self, why: str) -> None:
         """Make the index anew from what the files hold."""
-        self._index = ""
+        self._rebuild = True
         self.edits.append(Edit(self._index_name, f"rebuild: {why}"))
 
     def leave_out(self, name: str, why: str) -> None:
@@ -246,31 +248,19 @@ class Draft:
     def _index_text(self, files: Mapping[str, list[Piece]]) -> str | None:
         """The index after the changes; None where there is none or it stays."""
         index = self.checkpoint.index
-        if self._index is None and (index is None or not self._pieces):
+        if not self._rebuild and (index is None or not self._pieces):
             return None
+        if self._rebuild or index is None or self._converts:
+            return new_index(files, index)
+        before = [piece_of(e) for f in self._pieces for e in self._header(f).entries.values()]
+        after = {
+            name: pieces
+            for header in self.checkpoint.headers
+            if header.file in self._pieces
+            for name, pieces in [(self._name(header.file), self._pieces[header.file])]
+        }
         total = sum(piece.nbytes for pieces in files.values() for piece in pieces)
-        here = {piece.name: name for name, pieces in files.items() for piece in pieces}
-        if self._index == "" or index is None or self._converts:
-            count = sum(piece.count for pieces in files.values() for piece in pieces)
-            body: dict[str, Any] = {"metadata": {"total_size": total}, "weight_map": here}
-            if index and "total_parameters" in index.metadata:
-                body["metadata"]["total_parameters"] = count
-            return json.dumps(body, indent=2, sort_keys=True) + "\n"
-        text = index.file.read_bytes().decode("utf-8")
-        before = {e.name for file in self._pieces for e in self._header(file).entries.values()}
-        after = {piece.name for pieces in self._pieces.values() for piece in pieces}
-        for name in sorted(before - after):
-            text = drop_member(text, ("weight_map", name))
-        for name in sorted(after - before):
-            text = set_member(text, ("weight_map", name), here[name])
-        if "total_size" in index.metadata:
-            text = set_member(text, ("metadata", "total_size"), total)
-        said = index.metadata.get("total_parameters")
-        if isinstance(said, int) and not isinstance(said, bool):
-            old = [piece_of(e).count for f in self._pieces for e in self._header(f).entries.values()]
-            new = [piece.count for pieces in self._pieces.values() for piece in pieces]
-            text = set_member(text, ("metadata", "total_parameters"), said + sum(new) - sum(old))
-        return text
+        return changed_index(index, before, after, total)
 
     def _header(self, file: Path) -> Header:
         return next(header for header in self.checkpoint.headers if header.file == file)
@@ -377,36 +367,6 @@ def _root(checkpoint: Checkpoint) -> Path:
             f"finish it: lmhead fix {where} --in-place",
         )
     return checkpoint.root
-
-
-def _partner(roles: Roles, role: str) -> str:
-    here = roles.head if role == "embedding" else roles.embedding
-    assert here is not None
-    family = roles.family
-    if family:
-        mine, other = family.head, family.embedding
-        if role == "head":
-            mine, other = other, mine
-        if here.name.endswith(mine):
-            return here.name[: -len(mine)] + other
-    pairs = {"tok_embeddings": "output", "token_embd": "output", "embed_in": "embed_out"}
-    name = stem(here.name)
-    values = here.name[len(name) :]
-    if role == "head":
-        if name.startswith("model.language_model."):
-            return f"lm_head{values}"
-        path, _, last = name.rpartition(".")
-        if family and not path:
-            return stem(family.head) + values
-        return f"{pairs.get(last, 'lm_head')}{values}"
-    if family:
-        return stem(family.embedding) + values
-    back = {value: key for key, value in pairs.items()}
-    if name in back:
-        return back[name] + values
-    raise LMHeadError(
-        f"{here.name} is the head; what the embedding is called in this family is not known"
-    )
 
 
 def _names(things: Iterable[Entry | Piece]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# dtype -> exponent bits, mantissa bits, whether it has infinities; the largest finite value follows.
+# dtype -> exponent bits, mantissa bits, whether it has infinities
 _F8 = {"F8_E4M3": (4, 3, False), "F8_E5M2": (5, 2, True)}
 DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, **dict.fromkeys(_F8, 1)}  # dtype -> bytes
 
@@ -35,7 +35,8 @@ def encode(values: NDArray[np.floating[Any]], dtype: str) -> bytes:
         return single.tobytes()
     bits = single.view(np.uint32)
     rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
-    return np.where(np.isnan(single), (bits >> 16) | 0x40, rounded).astype("<u2").tobytes()
+    half: NDArray[Any] = np.where(np.isnan(single), (bits >> 16) | 0x40, rounded)
+    return half.astype("<u2").tobytes()
 
 
 def _f8(values: NDArray[np.floating[Any]], exponent: int, mantissa: int, infinite: bool) -> bytes:
@@ -49,7 +50,8 @@ def _f8(values: NDArray[np.floating[Any]], exponent: int, mantissa: int, infinit
         step = grid[-1] - grid[-2]
         code = np.where(size >= grid[-1] + step / 2, len(grid), code)
     code = np.where(np.isnan(values), 0x7F, code)
-    return (code | (np.signbit(values).astype(np.int64) << 7)).astype(np.uint8).tobytes()
+    signed: NDArray[np.int64] = code | (np.signbit(values).astype(np.int64) << 7)
+    return signed.astype(np.uint8).tobytes()
 
 
 @cache
@@ -59,4 +61,5 @@ def _grid(exponent: int, mantissa: int, infinite: bool) -> NDArray[np.float64]:
     codes = np.arange(128 - steps if infinite else 127)
     e, m = codes // steps, codes % steps
     normal = (1 + m / steps) * 2.0 ** (e - bias)
-    return np.where(e == 0, m / steps * 2.0 ** (1 - bias), normal)
+    grid: NDArray[np.float64] = np.where(e == 0, m / steps * 2.0 ** (1 - bias), normal)
+    return grid

@@ -82,7 +82,7 @@ def _merged(
     rank = a.shape[0]
     if a.shape != (rank, base.width) or b.shape != (base.rows, rank):
         raise LMHeadError(
-            f"{source.source}: an update of a head [{b.rows:,}, {a.width:,}], the table {base.name} "
+            f"{source.source}: an update of a head [{b.rows}, {a.width}], the table {base.name} "
             f"is {list(base.shape)}"
         )
     if base.dtype not in DTYPES:

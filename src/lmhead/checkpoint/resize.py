@@ -77,7 +77,9 @@ def plan_resize(
         _resize_bias(draft, bias, ends[-1].rows, size, used)
     _resize_config(draft, size)
     if given and own and given.size > own.size:
-        draft.notes.append(f"the tokenizer's own files are not carried over: copy them from {tokenizer}")
+        draft.notes.append(
+            f"the tokenizer's own files are not carried over: copy them from {tokenizer}"
+        )
     same = len({end.rows for end in ends}) == 1
     expected = (before,) if same else tuple(dict.fromkeys((before, *_BOTH)))
     return draft.plan("resize", before, expected, weights_first=True, gone=("vocab-mismatch",))

@@ -68,9 +68,7 @@ def write_folder(
     out.parent.mkdir(parents=True, exist_ok=True)
     same_disk = os.stat(out.parent).st_dev == os.stat(root).st_dev
     linked = {
-        name
-        for name in kept
-        if link and same_disk and (root / name).stat().st_size >= _LINK_FROM
+        name for name in kept if link and same_disk and (root / name).stat().st_size >= _LINK_FROM
     }
     size = sum(target.nbytes for target in targets)
     refuse_full(out.parent, size + sum((root / n).stat().st_size for n in kept if n not in linked))
@@ -228,15 +226,17 @@ def _joined(parts: Iterable[Part]) -> Iterator[Part]:
     """The parts, with ranges that follow each other in one file made one."""
     last: Range | None = None
     for part in parts:
-        if last and isinstance(part, Range) and part.file == last.file:
-            if part.offset == last.offset + last.nbytes:
-                last = Range(last.file, last.offset, last.nbytes + part.nbytes)
-                continue
-        if last:
-            yield last
-        last = part if isinstance(part, Range) else None
-        if last is None:
+        if not isinstance(part, Range):
+            if last:
+                yield last
+            last = None
             yield part
+        elif last and (part.file, part.offset) == (last.file, last.offset + last.nbytes):
+            last = Range(last.file, last.offset, last.nbytes + part.nbytes)
+        else:
+            if last:
+                yield last
+            last = part
     if last:
         yield last
 

@@ -61,9 +61,7 @@ def plan_tie(source: Source, keep: str | None = None) -> Plan:
     return draft.plan("tie", before, ("tied",), loss=loss)
 
 
-def join(
-    draft: Draft, embedding: Entry, head: Entry, keep: str | None
-) -> dict[str, Any] | None:
+def join(draft: Draft, embedding: Entry, head: Entry, keep: str | None) -> dict[str, Any] | None:
     """Plan to make one table of two; the loss, where they differ.
 
     Raises:
@@ -244,9 +242,7 @@ def row_blocks(entry: Entry) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, entry.rows)
 
 
-def computed(
-    like: Entry, name: str, rows: int, blocks: Callable[[], Iterator[bytes]]
-) -> Piece:
+def computed(like: Entry, name: str, rows: int, blocks: Callable[[], Iterator[bytes]]) -> Piece:
     """A tensor of another's dtype and width whose bytes are made when it is written."""
     size = rows * like.width * DTYPES[like.dtype]
     return Piece(name, like.dtype, (rows, *like.shape[1:]), (Made(size, blocks),))

@@ -76,7 +76,9 @@ def _show(plan: Plan, data: dict[str, Any], where: str, verdict: str) -> None:
         screen.print(table)
         size = data["plan"]["bytes"]
         word = "smaller" if size["saved"] >= 0 else "larger"
-        screen.print(f"{size['written']:,} bytes in {len(plan.targets)} files; the checkpoint gets ")
+        screen.print(
+            f"{size['written']:,} bytes in {len(plan.targets)} files; the checkpoint gets "
+        )
         screen.print(f"{abs(size['saved']):,} bytes {word}")
     else:
         screen.print("Nothing is to be changed.")
@@ -90,5 +92,3 @@ def _show(plan: Plan, data: dict[str, Any], where: str, verdict: str) -> None:
 
 def _then(plan: Plan) -> str:
     return " or ".join(plan.expected)
-
-
