@@ -42,17 +42,21 @@ class Table:
         checkpoint: what holds it.
         entry: the tensor.
         rows, width: of the numbers, which a packed tensor's stored shape does not show.
+        packed: whether its bytes are numbers only together with another tensor's (scales).
     """
 
     checkpoint: Checkpoint
     entry: Entry
     rows: int
     width: int
+    packed: bool = False
 
     @property
     def plain(self) -> bool:
-        """Whether its rows stand one after the other in the file."""
-        return self.entry.local and self.entry.strides is None and self.entry.known
+        """Whether its rows stand one after the other, and equal bytes are equal rows."""
+        entry = self.entry
+        whole = entry.rows and entry.nbytes % entry.rows == 0
+        return bool(entry.local and entry.strides is None and whole and not self.packed)
 
     def read(self, start: int, stop: int) -> Rows:
         """Rows as numbers, [n, width].
@@ -187,8 +191,7 @@ def _blocks(a: Table, b: Table, first: int, last: int) -> Iterator[tuple[int, in
     """Blocks of rows, and whether their stored bytes are equal."""
     x, y = a.entry, b.entry
     plain = a.plain and b.plain and x.dtype == y.dtype and x.shape[1:] == y.shape[1:]
-    # Packed bytes are numbers only together with their scales, so equal bytes prove nothing.
-    if not plain or x.dtype in _PACKED or not x.rows or x.nbytes % x.rows or last <= first:
+    if not plain:
         step = max(1, _ELEMENTS // max(a.width, 1))
         for start in range(first, last, step):
             yield start, min(start + step, last), False
@@ -204,9 +207,6 @@ def _blocks(a: Table, b: Table, first: int, last: int) -> Iterator[tuple[int, in
             _fill(f.fileno(), left, x.offset + start * row)
             _fill(g.fileno(), right, y.offset + start * row)
             yield start, stop, left == right
-
-
-_PACKED = frozenset({"U8", "I8", "U32", "I32", "U16"})
 
 
 def _fill(handle: int, buffer: bytearray, offset: int) -> None:

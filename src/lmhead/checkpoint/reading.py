@@ -142,7 +142,7 @@ class Reading:
         if not embedding.known or self.table(embedding).width != self.table(head).width:
             return None
         drop = embedding if self.roles.family and self.roles.family.kept == "head" else head
-        return self.roles.bytes(drop, self.checkpoint)
+        return packing(self.checkpoint, drop).bytes(self.checkpoint, drop)
 
 
 def read(checkpoint: Checkpoint) -> Reading:
@@ -156,8 +156,9 @@ def read(checkpoint: Checkpoint) -> Reading:
 
 def as_table(checkpoint: Checkpoint, entry: Entry) -> Table:
     """A tensor as a table of numbers: its rows and width are those behind its packing."""
-    shape = packing(checkpoint, entry).shape if entry.known else (0, 0)
-    return Table(checkpoint, entry, *(shape if len(shape) == 2 else (entry.rows, entry.width)))
+    packed = packing(checkpoint, entry)
+    rows, width = packed.shape if len(packed.shape) == 2 else (entry.rows, entry.width)
+    return Table(checkpoint, entry, rows, width, bool(packed.beside))
 
 
 def _difference(checkpoint: Checkpoint, roles: Roles, flag: Flag) -> tuple[Difference | None, str]:
@@ -168,6 +169,10 @@ def _difference(checkpoint: Checkpoint, roles: Roles, flag: Flag) -> tuple[Diffe
         return None, "only the index names them"
     if not embedding.local or not head.local:
         return None, "their values are not here"
+    for entry in (embedding, head):
+        packed = packing(checkpoint, entry)
+        if not packed.readable:
+            return None, f"the values of {entry.name} are not read ({packed.kind})"
     try:
         a, b = as_table(checkpoint, embedding), as_table(checkpoint, head)
         return compare(a, b, full=flag.effective is not False), ""

@@ -8,7 +8,7 @@ fits, well-known names decide, then shape and position. `Roles` says which rule 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ _WRAPPERS = frozenset(
 )
 _INSIDE = frozenset({"base_layer", "original_module"})  # of PEFT, between a module and its weight
 _COPIES = ("shared", "decoder.embed_tokens", "encoder.embed_tokens", "encoder.embed_in")
+_COPY_PARTS = frozenset({"encoder", "decoder", "layers", "cls"})
 _READING = (
     *("embed_tokens", "wte", "embed_in", "embeddings.word_embeddings", "word_embeddings"),
     *("embeddings.tok_embeddings", "tok_embeddings", "token_embd", "embedding.word_embeddings"),
@@ -52,14 +53,8 @@ _ELSEWHERE = re.compile(
 )
 _LAYER = re.compile(r"(^|\.)\d+\.")
 _LOOKS_LIKE_HEAD = re.compile(r"(lm_head|embed_out|shared_head\.head|output_head|^output)\.?\w*$")
-# What a quantised tensor's values are stored as, and what stands beside them.
+# What a tensor's values are stored as; all but the first are packed.
 _VALUES = ("weight", "qweight", "weight_packed", "weight_q")
-_BESIDE = (
-    *("scales", "biases", "qzeros", "g_idx", "SCB", "weight_format", "weight_scale", "scale"),
-    *("weight_scale_inv", "weight_shape", "weight_zero_point", "input_scale", "zeros"),
-    *("weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map"),
-    *("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4"),
-)
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,6 @@ class Roles:
         embedding, head: the tensors; None where none is stored.
         embedding_rule, head_rule: what decided, in words ("" where there is none).
         bias: the head's bias, or None.
-        beside: what belongs to a quantised end (scales, zero points), by the end's name.
         copies: further tensors that hold the reading end (an encoder's, a decoder's).
         others: tensors that look like a head and are not, and why.
         classes: names of a classifier's, reward or value head.
@@ -82,16 +76,10 @@ class Roles:
     embedding_rule: str = ""
     head_rule: str = ""
     bias: Entry | None = None
-    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     copies: tuple[str, ...] = ()
     others: Mapping[str, str] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     family: Family | None = None
-
-    def bytes(self, entry: Entry, checkpoint: Checkpoint) -> int:
-        """Stored bytes of an end, with what belongs to its quantisation."""
-        beside = self.beside.get(entry.name, ())
-        return entry.nbytes + sum(checkpoint.entries[name].nbytes for name in beside)
 
 
 def find_roles(checkpoint: Checkpoint) -> Roles:
@@ -114,14 +102,12 @@ def find_roles(checkpoint: Checkpoint) -> Roles:
             head, head_rule = shaped.get("head", (None, ""))
             if head is not None and not _fits(head, embedding):
                 head, head_rule = None, ""
-    ends = [e for e in (embedding, head) if e is not None]
     return Roles(
         embedding=embedding,
         head=head,
         embedding_rule=embedding_rule,
         head_rule=head_rule,
         bias=_bias(named, record, head),
-        beside={e.name: tuple(beside(checkpoint.entries, e.name)) for e in ends},
         copies=_copies(named, embedding),
         others=others,
         classes=tuple(name for name in table if _CLASSES.search(name) and not _LAYER.search(name)),
@@ -160,21 +146,27 @@ class _Names:
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self.entries = entries
         self.by: dict[str, list[Entry]] = {}
+        self.under: dict[str, list[Entry]] = {}  # without one more word: an unknown model's own
         for name, entry in entries.items():
             if not _LAYER.search(name):
-                self.by.setdefault(bare(name), []).append(entry)
+                short = bare(name)
+                self.by.setdefault(short, []).append(entry)
+                first, _, rest = short.partition(".")
+                if first not in _COPY_PARTS:
+                    self.under.setdefault(rest, []).append(entry)
 
-    def get(self, wanted: str) -> Entry | None:
+    def get(self, wanted: str, loose: bool = False) -> Entry | None:
         """The tensor of a name: exactly so, else the one with the fewest words before it."""
         if wanted in self.entries:
             return self.entries[wanted]
         found = self.by.get(bare(wanted), [])
+        found = found or (self.under.get(wanted, []) if loose else [])
         return min(found, key=lambda entry: entry.name.count("."), default=None)
 
-    def end(self, wanted: str) -> Entry | None:
+    def end(self, wanted: str, loose: bool = False) -> Entry | None:
         """The values of a weight, quantised or not."""
         for values in _VALUES:
-            found = self.get(f"{stem(wanted)}.{values}")
+            found = self.get(f"{stem(wanted)}.{values}", loose)
             if found is not None and (len(found.shape) == 2 or not found.known):
                 return found
         return None
@@ -190,7 +182,7 @@ def _find(
             same = found.name == wanted
             return found, f"record of {record.model_type}" + ("" if same else f": {wanted}")
     for wanted in _READING if role == "embedding" else _WRITING:
-        found = named.end(f"{wanted}.weight")
+        found = named.end(f"{wanted}.weight", loose=wanted not in _VAGUE)
         if found is not None and (wanted not in _VAGUE or _plausible(found, role, rows)):
             return found, f"name: {wanted}"
     return None, ""
@@ -285,12 +277,3 @@ def _copies(named: _Names, embedding: Entry | None) -> tuple[str, ...]:
         return ()
     found = (named.get(f"{name}.weight") for name in _COPIES)
     return tuple(e.name for e in found if e is not None and e.name != embedding.name)
-
-
-def beside(entries: Mapping[str, Entry], name: str) -> Iterator[str]:
-    """Names of what belongs to a quantised tensor: its scales, zero points, state."""
-    start = stem(name)
-    for part in _BESIDE:
-        other = f"{start}.{part}"
-        if other in entries and other != name:
-            yield other

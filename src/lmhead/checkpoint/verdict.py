@@ -204,7 +204,7 @@ def _end(reading: Reading, entry: Entry | None, rule: str) -> End | None:
         file=file,
         dtype=entry.dtype or None,
         shape=packed.shape,
-        bytes=reading.roles.bytes(entry, checkpoint) if entry.known else None,
+        bytes=packed.bytes(checkpoint, entry) if entry.known else None,
         quantization=packed.kind or None,
         rule=rule,
         beside=packed.beside,
