@@ -13,6 +13,7 @@ from lmhead.checkpoint.entry import Checkpoint, Entry, Header
 from lmhead.checkpoint.flags import CLASS_DEFAULT, Flag, read_flag
 from lmhead.checkpoint.json_text import drop_member, set_member
 from lmhead.checkpoint.new_index import changed_index, new_index
+from lmhead.checkpoint.packing import packing
 from lmhead.checkpoint.pieces import (
     Part,
     Piece,
@@ -63,12 +64,17 @@ class Draft:
 
     def group(self, end: Entry) -> list[Entry]:
         """An end with what belongs to its quantisation."""
-        beside = self.roles.beside.get(end.name, ())
+        beside = packing(self.checkpoint, end).beside
         return [end, *(self.checkpoint.entries[name] for name in beside)]
 
     def name_of(self, role: str) -> str:
         """What the missing end would be called, after the name of the other."""
         return partner_name(self.roles, role)
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether any weight file is to be rewritten so far."""
+        return bool(self._pieces)
 
     # --- tensors -------------------------------------------------------------------------------
 

@@ -6,11 +6,13 @@ checked there, and only then renamed to where they belong.
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import itertools
+import glob
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from lmhead.errors import LMHeadError, SourceError
 
 STAGE = ".lmhead-stage"  # prefix of what is not finished
 _JOURNAL = "renames.json"
+_OWN = (".git", ".cache")  # what is true of the source folder alone
 _LINK_FROM = 2**20  # bytes; smaller files are copied, since editors write into them
 
 
@@ -121,7 +124,7 @@ def write_in_place(
         finish(root)
         refuse_full(root, sum(target.nbytes for target in targets))
         kept = [name for name in _files(root, root) if name not in touched]
-        with _stage(root, "") as stage:
+        with _stage(root, "in-place") as stage:
             view = stage / "view"  # what the folder will be, for the check
             for target in targets:
                 write_file(view / target.name, target.parts, like=root / target.name)
@@ -277,7 +280,7 @@ def _files(root: Path, out: Path) -> list[str]:
         folders[:] = [
             name
             for name in folders
-            if not name.startswith(STAGE) and (here / name).absolute() != out
+            if not name.startswith(STAGE) and name not in _OWN and (here / name).absolute() != out
         ]
         found += [str((here / name).relative_to(root)) for name in files]
     return sorted(found)
@@ -304,37 +307,39 @@ def _within(inner: Path, outer: Path) -> bool:
 
 @contextmanager
 def _stage(parent: Path, name: str) -> Iterator[Path]:
-    """A fresh hidden folder, removed at the end if it is still there."""
-    for i in itertools.count():
-        stage = parent / f"{STAGE}-{name or 'in-place'}-{os.getpid()}-{i}"
-        step(f"mkdir {stage.name}")
+    """A fresh hidden folder, removed at the end if it is still there.
+
+    Those that killed processes left for the same name are removed first; living ones are locked.
+    """
+    for old in parent.glob(f"{STAGE}-{glob.escape(name)}-[0-9]*"):
+        with contextlib.suppress(LMHeadError, FileNotFoundError), _alone(old):
+            shutil.rmtree(old, ignore_errors=True)
+    stage = parent / f"{STAGE}-{name}-{os.getpid()}-{time.monotonic_ns()}"
+    step(f"mkdir {stage.name}")
+    stage.mkdir()
+    with _alone(stage):
         try:
-            stage.mkdir()
-            break
-        except FileExistsError:
-            continue
-    try:
-        yield stage
-    finally:
-        if not (stage / _JOURNAL).is_file():  # that one is to be finished, not thrown away
-            shutil.rmtree(stage, ignore_errors=True)
+            yield stage
+        finally:
+            if not (stage / _JOURNAL).is_file():  # that one is to be finished, not thrown away
+                shutil.rmtree(stage, ignore_errors=True)
 
 
 @contextmanager
-def _alone(root: Path) -> Iterator[None]:
+def _alone(folder: Path) -> Iterator[None]:
     """Hold a folder for this process; what a killed process held is free again."""
     if os.name != "posix":
         yield
         return
     import fcntl
 
-    handle = os.open(root, os.O_RDONLY)
+    handle = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise LMHeadError(
-                f"{root}: another process is changing this folder", "wait for it or stop it"
+                f"{folder}: another process is changing this folder", "wait for it or stop it"
             ) from error
         yield
     finally:

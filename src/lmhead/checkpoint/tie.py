@@ -57,6 +57,8 @@ def plan_tie(source: Source, keep: str | None = None) -> Plan:
         refuse_shapes(draft, embedding, head)
         loss = join(draft, embedding, head, keep)
     drop_extras(draft)
+    if embedding and head and shared(embedding, head) and draft.rewrites:
+        draft.drop([head], f"it is {embedding.name} already, one storage")
     draft.set_flag(True)
     return draft.plan("tie", before, ("tied",), loss=loss)
 
@@ -73,7 +75,6 @@ def join(draft: Draft, embedding: Entry, head: Entry, keep: str | None) -> dict[
         kept, other = head, embedding
     group = draft.group(other)
     if shared(embedding, head):
-        draft.drop(group, f"it is {kept.name} already, one storage")
         return None
     difference = measure(draft.checkpoint, embedding, head)
     if difference.equal:
