@@ -111,7 +111,7 @@ class Draft:
     def _of(self, file: Path) -> list[Piece]:
         if file not in self._pieces:
             header = next(h for h in self.checkpoint.headers if h.file == file)
-            bad = [p for p in header.problems if p.code in ("corrupt-header", "partial-shard")]
+            bad = [p for p in header.problems if p.code == "corrupt-header"]
             if bad:
                 raise SourceError(
                     f"{bad[0].message}; such a file is not rewritten", "get the file again"
@@ -317,17 +317,21 @@ class Draft:
         others = [] if not weights else _other_weights(self.root, self.checkpoint, touched)
         if others:
             self.notes.append(f"left as they are: {', '.join(others)}")
+        targets = (*weights, *texts) if weights_first else (*texts, *weights)
+        replaced = [self.root / name for name in {*(t.name for t in targets), *removed}]
         return Plan(
             action=action,
             source=self.checkpoint.source,
             root=self.root,
             single=self._single,
-            targets=(*weights, *texts) if weights_first else (*texts, *weights),
+            targets=targets,
             removed=tuple(removed),
             edits=tuple(self.edits),
             notes=tuple(self.notes),
             before=before,
             expected=expected,
+            saved=sum(path.stat().st_size for path in replaced if path.is_file())
+            - sum(target.nbytes for target in targets),
             gone=gone,
             loss=dict(loss) if loss else None,
         )

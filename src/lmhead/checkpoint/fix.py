@@ -40,7 +40,7 @@ def plan_fix(source: Source, *, leave_out: bool = True) -> Plan:
         raise SourceError(f"{broken.message}; that cannot be mended", "get the file again")
     draft = Draft(checkpoint)
     expected = _mend_ends(draft, reading)
-    gone = {f.code for f in findings if f.code == reading.verdict}
+    gone = {reading.verdict} & {"conflict", "duplicate", "inverted"}
     left: list[Finding] = []
     for code in dict.fromkeys(finding.code for finding in findings):
         of_code = [finding for finding in findings if finding.code == code]

@@ -55,6 +55,7 @@ class Plan:
         notes: what else the user should know.
         before: the verdict now.
         expected: the verdicts that may stand afterwards.
+        saved: bytes that the checkpoint gets smaller by; negative where it grows.
         gone: finding codes that must not stand afterwards.
         loss: how far apart the ends were that were made one, or None where nothing is lost.
     """
@@ -69,6 +70,7 @@ class Plan:
     notes: tuple[str, ...]
     before: str
     expected: tuple[str, ...]
+    saved: int
     gone: tuple[str, ...] = ()
     loss: dict[str, Any] | None = None
 
@@ -81,13 +83,6 @@ class Plan:
     def written(self) -> int:
         """Bytes of the files to be written."""
         return sum(target.nbytes for target in self.targets)
-
-    @property
-    def saved(self) -> int:
-        """Bytes that the checkpoint gets smaller by; negative where it grows."""
-        names = {*(target.name for target in self.targets), *self.removed}
-        paths = [self.root / name for name in names]
-        return sum(path.stat().st_size for path in paths if path.is_file()) - self.written
 
     def apply(
         self,

@@ -147,7 +147,11 @@ def drop_extras(draft: Draft) -> None:
     if roles.bias is not None and alias in entries:
         copies.append((roles.bias, entries[alias]))
     for kept, other in copies:
-        if not shared(kept, other) and not same_bytes(draft.checkpoint, kept, other):
+        if shared(kept, other):
+            if draft.rewrites:
+                draft.drop([other], f"it is {kept.name} already, one storage")
+            continue
+        if not same_bytes(draft.checkpoint, kept, other):
             raise LMHeadError(
                 f"{draft.checkpoint.source}: {other.name} differs from {kept.name}: tying would "
                 "lose it",
