@@ -57,7 +57,7 @@ def refuse(path: Path) -> SourceError:
             "fetch them: git lfs pull, or hf download",
         )
     if not start:
-        return SourceError(f"{path}: an empty file", "get it again")
+        return SourceError(f"{path}: it has 0 bytes", "get it again")
     what = KINDS.get(path.suffix) or next(
         (said for magic, said in _MAGIC.items() if start.startswith(magic)), None
     )

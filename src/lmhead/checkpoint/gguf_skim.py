@@ -57,7 +57,7 @@ def read_gguf(path: Path) -> Header:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < 24:
-                raise SourceError(f"{path}: a truncated GGUF file of {size} bytes", "get it again")
+                raise SourceError(f"{path}: no GGUF file: it has {size} bytes", "get it again")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return parse_gguf(path, data, size)
     except (OSError, ValueError) as error:

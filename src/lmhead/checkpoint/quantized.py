@@ -84,7 +84,8 @@ def read_rows(ckpt: Checkpoint, name: str, start: int, stop: int) -> NDArray[np.
             f"{short(name)!r}: quantised ({how.label}), its values are not read",
             "compare the checkpoint from which it was quantised",
         )
-    return read(ckpt, entry, how, start, stop)
+    with np.errstate(invalid="ignore", over="ignore"):  # a NaN, an infinite scale: no fault here
+        return read(ckpt, entry, how, start, stop)
 
 
 def _find(ckpt: Checkpoint, *names: str) -> tuple[str, ...]:

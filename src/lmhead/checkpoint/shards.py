@@ -87,8 +87,9 @@ def compare_index(index: Index, headers: Iterable[Header]) -> tuple[Problem, ...
     holds = {header.file: header.entries for header in headers}
     where = {name: file for file, entries in holds.items() for name in entries}
     missing: Counter[str] = Counter()
+    paths = {file: root / file for file in shard_files(index)}
     for name, file in index.weight_map.items():
-        path = root / file
+        path = paths[file]
         if path not in holds:
             missing[file] += 1
         elif name not in holds[path]:

@@ -69,16 +69,17 @@ def _tokenizer_json(path: Path) -> Ids:
     """Ids of a tokenizer.json. What stands behind the vocabulary (the merges) is not parsed."""
     text = _bytes(path).decode("utf-8-sig", errors="replace")
     ids: set[int] = set()
-    added: dict[str, int] | None = None
+    added: dict[str, int] = {}
+    due = {"added_tokens", "model.vocab"}
     try:
         for key, value in _walk(text, {"model"}):
+            due.discard(key)
             if key == "added_tokens":
                 added = {str(t["content"]): int(t["id"]) for t in value}
             elif key == "model.vocab":
                 ids.update(value.values() if isinstance(value, dict) else range(len(value)))
-            if ids and added is not None:  # tokenizers writes the added ones first, others may not
+            if not due:
                 break
-        added = added or {}
         if any(type(n) is not int or n < 0 for n in (*ids, *added.values())):
             raise ValueError("an id is no number of a row")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

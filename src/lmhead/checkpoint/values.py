@@ -126,6 +126,11 @@ def decode(entry: Entry, data: NDArray[np.uint8], n: int) -> NDArray[np.floating
     Raises:
         SourceError: a dtype that is not read.
     """
+    with np.errstate(invalid="ignore", over="ignore"):  # a NaN, an infinite scale: no fault here
+        return _decode(entry, data, n)
+
+
+def _decode(entry: Entry, data: NDArray[np.uint8], n: int) -> NDArray[np.floating[Any]]:
     dtype, shape = entry.dtype, (n, entry.width)
     if dtype in _PLAIN:
         want = np.float64 if dtype in _WIDE else np.float32
@@ -134,7 +139,7 @@ def decode(entry: Entry, data: NDArray[np.uint8], n: int) -> NDArray[np.floating
         wide = np.zeros((data.size // 2, 2), "<u2")
         wide[:, 1] = data.view("<u2")
         return _shaped(entry, wide.view("<f4"), shape)
-    if dtype in ("F8_E5M2",):
+    if dtype == "F8_E5M2":
         half = np.zeros((data.size, 2), np.uint8)
         half[:, 1] = data
         return _shaped(entry, half.view("<f2"), shape).astype(np.float32)
