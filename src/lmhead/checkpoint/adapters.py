@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lmhead.checkpoint.counts import Vocabulary, as_table
 from lmhead.checkpoint.entry import Checkpoint, Entry
 from lmhead.checkpoint.findings import ERROR, WARNING, Finding, command, find, ids_text, ordered
 from lmhead.checkpoint.flags import Flag
 from lmhead.checkpoint.folder import open_checkpoint
-from lmhead.checkpoint.reading import Reading, Vocabulary, as_table, read
+from lmhead.checkpoint.reading import Reading, read
 from lmhead.checkpoint.roles import bare
 from lmhead.checkpoint.touches import FULL, LOW_RANK, ROWS, Touch, base_table, find_touch, is_tied
 from lmhead.errors import SourceError

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.floating[Any]]
 
 _RAW = 2**18  # bytes compared at once: two blocks of it stay in a core's cache
-_ELEMENTS = 2**18  # numbers worked on at once
+_ELEMENTS = 2**17  # numbers worked on at once
 _SAMPLE = (16, 32)  # blocks, spread over the table, and rows in each
 
 EQUAL, ROUNDED, DRIFTED, UNRELATED = (
@@ -236,7 +236,13 @@ class _Sums:
 
         with np.errstate(all="ignore"):
             gap = np.abs(a - b)
-            apart = ~((a == b) | (np.isnan(a) & np.isnan(b))).all(axis=1)
+            most = gap.max(axis=1, initial=0)
+            apart = most != 0
+            odd = not np.isfinite(most).all()
+            if odd:  # not finite in the same way in both is no difference
+                alike = (a == b) | (np.isnan(a) & np.isnan(b))
+                gap[alike] = 0
+                apart = ~alike.all(axis=1)
             count = int(apart.sum())
             self.cosines += len(a) - count
             if not count:
@@ -244,7 +250,7 @@ class _Sums:
             if count < len(a):
                 a, b, gap = a[apart], b[apart], gap[apart]
             self.rows += count
-            finite = gap if np.isfinite(gap).all() else gap[np.isfinite(gap)]
+            finite = gap[np.isfinite(gap)] if odd else most
             self.max_abs = max(self.max_abs, float(finite.max(initial=0.0)))
             cosines = np.nan_to_num(_cosines(a, b))
             self.cosines += float(cosines.sum())
@@ -272,12 +278,12 @@ class _Sums:
 
 
 def _cosines(a: Rows, b: Rows) -> Rows:
+    """The cosine of each pair of rows, 0 where one of them is zero."""
     import numpy as np
 
-    product = np.einsum("ij,ij->i", a, b, dtype=np.float64)
-    squares = np.einsum("ij,ij->i", a, a, dtype=np.float64)
-    squares *= np.einsum("ij,ij->i", b, b, dtype=np.float64)
-    cosines: Rows = np.divide(product, np.sqrt(squares), where=squares > 0, out=product * 0)
+    product, one, other = (np.einsum("ij,ij->i", *pair) for pair in ((a, b), (a, a), (b, b)))
+    norms = np.sqrt(one.astype(np.float64)) * np.sqrt(other.astype(np.float64))
+    cosines: Rows = np.divide(product, norms, where=norms > 0, out=np.zeros_like(norms))
     return cosines
 
 

@@ -217,6 +217,9 @@ def _rows(reading: Reading) -> Iterator[Finding]:
     deviation = config.get("initializer_range", 0.02)
     deviation = float(deviation) if isinstance(deviation, int | float) else 0.02
     used = reading.vocabulary.tokenizer
+    real = config.get("unpadded_vocab_size")  # the model cuts what stands beyond
+    if isinstance(real, int) and real > 0:
+        used = min(real, used or real)
     entries = [reading.roles.embedding, reading.roles.head]
     if reading.verdict == "tied" or (reading.difference and reading.difference.equal):
         entries = [entries[0] or entries[1]]  # the other would say the same again
@@ -229,11 +232,8 @@ def _rows(reading: Reading) -> Iterator[Finding]:
             yield Finding("undecided", WARNING, f"rows were not read: {error.message}")
             continue
         if seen.bad:
-            yield Finding(
-                "non-finite",
-                ERROR,
-                f"{entry.name}: {ids_text(seen.bad)} of {seen.rows:,} not finite (NaN or infinite)",
-            )
+            text = f"{entry.name}: {ids_text(seen.bad)} of {seen.rows:,} are not finite"
+            yield Finding("non-finite", ERROR, text)
         for kind, ids in seen.untrained(used).items():
             padding = " (padding perhaps: no tokenizer is here to tell)" if used is None else ""
             yield Finding(

@@ -74,6 +74,8 @@ class Flag:
 def read_flag(checkpoint: Checkpoint, roles: Roles) -> Flag:
     """The flag of a checkpoint at every level where one stands."""
     if checkpoint.format == "gguf":
+        if roles.embedding is None and roles.head is None:
+            return Flag(None, (), None)
         own = roles.head is not None
         place = f"output.weight {'stored' if own else 'absent'}"
         return Flag(not own, (Level(place, not own, True),), not own)

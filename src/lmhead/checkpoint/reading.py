@@ -6,20 +6,27 @@ are stored their values are compared, and where the values are not at hand the v
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
+from lmhead.checkpoint.counts import (
+    Parameters,
+    Vocabulary,
+    as_table,
+    count_parameters,
+    count_tokens,
+)
 from lmhead.checkpoint.difference import Difference, Table, compare
 from lmhead.checkpoint.entry import Checkpoint, Entry
 from lmhead.checkpoint.flags import Flag, read_flag
 from lmhead.checkpoint.packing import packing
-from lmhead.checkpoint.roles import Roles, find_roles, vocabulary
+from lmhead.checkpoint.roles import Roles, find_roles
 from lmhead.errors import SourceError
 from lmhead.records import LIBRARY
+
+__all__ = ["Reading", "as_table", "classifier_without_score", "judge", "read"]
 
 _LANGUAGE = re.compile(
     r"(CausalLM|LMHeadModel|ConditionalGeneration|MaskedLM|MTModel|PreTraining)$"
@@ -28,60 +35,6 @@ _CLASSIFIER = re.compile(r"(Sequence|Token)Classification|QuestionAnswering|Mult
 _EMBEDDER = re.compile(r"(^|[-_/])(embed(ding)?s?|rerank(er)?|retriever)([-_.@]|$)", re.I)
 _POOLING = ("modules.json", "config_sentence_transformers.json", "1_Pooling")
 _SCORES = re.compile(r"(^|\.)(score|classifier|qa_outputs|classification_head|reward\w*|v_head)\.")
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """How many tokens each part counts; None where it does not say.
-
-    Args:
-        config: `vocab_size`.
-        rows: rows of the embedding (of the head, where only that is stored).
-        tokenizer: the largest id + 1.
-    """
-
-    config: int | None
-    rows: int | None
-    tokenizer: int | None
-
-    @property
-    def padded(self) -> int | None:
-        """Rows that no token uses."""
-        if self.rows is None or self.tokenizer is None:
-            return None
-        return max(0, self.rows - self.tokenizer)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "config": self.config,
-            "rows": self.rows,
-            "tokenizer": self.tokenizer,
-            "padded": self.padded,
-        }
-
-
-@dataclass(frozen=True)
-class Parameters:
-    """Parameters of the embedding, of a head with a tensor of its own, and of all tensors."""
-
-    embedding: int | None
-    head: int | None
-    total: int | None
-
-    @property
-    def share(self) -> float | None:
-        """The two ends' part of the total, between 0 and 1."""
-        if not self.total or self.embedding is None or self.head is None:
-            return None
-        return (self.embedding + self.head) / self.total
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "embedding": self.embedding,
-            "head": self.head,
-            "total": self.total,
-            "share": self.share,
-        }
 
 
 @dataclass(frozen=True)
@@ -113,25 +66,13 @@ class Reading:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         end = self.roles.embedding or self.roles.head
-        tokenizer = self.checkpoint.tokenizer
-        return Vocabulary(
-            vocabulary(self.checkpoint.config or {}),
-            self.table(end).rows if end is not None and end.known else None,
-            tokenizer.size if tokenizer else None,
-        )
+        return count_tokens(self.checkpoint, self.table(end) if end and end.known else None)
 
     @cached_property
     def parameters(self) -> Parameters:
-        own = None if self.verdict == "tied" else self.roles.head
-        return Parameters(
-            self._count(self.roles.embedding), self._count(own), _total(self.checkpoint)
-        )
-
-    def _count(self, entry: Entry | None) -> int | None:
-        if entry is None:
-            return 0
-        table = self.table(entry)
-        return table.rows * table.width if entry.known else None
+        roles = self.roles
+        own = None if self.verdict == "tied" and roles.embedding else roles.head
+        return count_parameters(self.checkpoint, roles.embedding, own)
 
     @property
     def saves(self) -> int | None:
@@ -152,13 +93,6 @@ def read(checkpoint: Checkpoint) -> Reading:
     difference, apart = _difference(checkpoint, roles, flag)
     verdict, reason = judge(checkpoint, roles, flag, difference, apart)
     return Reading(checkpoint, roles, flag, difference, apart, verdict, reason)
-
-
-def as_table(checkpoint: Checkpoint, entry: Entry) -> Table:
-    """A tensor as a table of numbers: its rows and width are those behind its packing."""
-    packed = packing(checkpoint, entry)
-    rows, width = packed.shape if len(packed.shape) == 2 else (entry.rows, entry.width)
-    return Table(checkpoint, entry, rows, width, bool(packed.beside))
 
 
 def _difference(checkpoint: Checkpoint, roles: Roles, flag: Flag) -> tuple[Difference | None, str]:
@@ -199,6 +133,8 @@ def judge(
     if embedding is not None:
         return _embedding_alone(checkpoint, roles, embedding, flag)
     if head is None:
+        if not checkpoint.entries:
+            return "no-head", "no tensor is stored: a tokenizer or settings alone"
         return "no-head", "neither an embedding table nor a language-model head is stored"
     record = roles.family
     if record and record.kept == "head" and flag.effective is not False:
@@ -321,27 +257,3 @@ def classifier_without_score(checkpoint: Checkpoint, roles: Roles) -> str:
         f"the config names {architecture}, and no score, classifier or other such head is stored: "
         "a loader invents one"
     )
-
-
-def _total(checkpoint: Checkpoint) -> int | None:
-    """Parameters of all tensors; None where a shape is unknown. One storage is counted once."""
-    if not checkpoint.complete or any(p.code == "index-stale" for p in checkpoint.problems):
-        return None
-    total = 0
-    seen: set[tuple[Any, ...]] = set()
-    packed = {"U8", "I8", "U32", "I32"}
-    aside: set[str] = set()
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, entry in checkpoint.entries.items():
-        if entry.dtype in packed and name not in aside:
-            packed_as = packing(checkpoint, entry)
-            shapes[name] = packed_as.shape
-            aside.update(packed_as.beside)
-    for name, entry in checkpoint.entries.items():
-        if name in aside or entry.dtype in ("BOOL", "I64"):
-            continue
-        key = (entry.storage, entry.offset, entry.shape) if entry.storage else (name,)
-        if key not in seen:
-            seen.add(key)
-            total += math.prod(shapes.get(name, entry.shape))
-    return total

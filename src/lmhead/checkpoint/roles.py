@@ -124,6 +124,11 @@ def bare(name: str) -> str:
     return name.replace(".modules_to_save.default", "").replace(".modules_to_save", "")
 
 
+def bare_module(name: str) -> str:
+    """A module's name without the words that only wrap a model: `embed_tokens`."""
+    return bare(f"{name}.weight").removesuffix(".weight")
+
+
 def stem(name: str) -> str:
     """A tensor's name without what tells its values from its scales: `lm_head`."""
     head, _, last = name.rpartition(".")

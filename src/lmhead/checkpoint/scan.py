@@ -38,9 +38,9 @@ class Scan:
     def untrained(self, below: int | None = None) -> dict[str, tuple[int, ...]]:
         """Kinds of untrained rows with an id below a bound, in words."""
         kinds = {
-            "all zero": self.zero,
-            "equal to one another": self.repeated,
-            "at initial scale": self.initial,
+            "are all zero": self.zero,
+            "are equal to one another": self.repeated,
+            "are at initial scale": self.initial,
         }
         cut = {k: tuple(i for i in ids if below is None or i < below) for k, ids in kinds.items()}
         return {kind: ids for kind, ids in cut.items() if ids}
@@ -88,22 +88,17 @@ def _repeated(table: Table, square: Array, mark: Array) -> list[int]:
     """Rows equal to another: the same norm and projection, then confirmed number by number."""
     import numpy as np
 
-    keys = np.stack([square.astype(np.float64), mark.astype(np.float64)], axis=1)
-    keys = keys[:, 0] + 1j * keys[:, 1]
-    candidates = np.flatnonzero((square > 0) & np.isfinite(square))
-    values, counts = np.unique(keys[candidates], return_counts=True)
-    groups = set(values[counts > 1].tolist())
-    if not groups:
-        return []
-    first: dict[complex, Array] = {}
+    candidates = np.flatnonzero((square > 0) & np.isfinite(square) & np.isfinite(mark))
+    keys = np.stack([square[candidates], mark[candidates]], axis=1).astype(np.float64)
+    _, group, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    first: dict[int, tuple[int, Array]] = {}
     found: set[int] = set()
-    origin: dict[complex, int] = {}
-    for i in candidates[np.isin(keys[candidates], list(groups))].tolist():
-        key, row = complex(keys[i]), table.read(i, i + 1)
-        if key not in first:
-            first[key], origin[key] = row, i
-        elif np.array_equal(first[key], row):
-            found |= {i, origin[key]}
+    again = counts[group.reshape(-1)] > 1
+    for i, key in zip(candidates[again].tolist(), group.reshape(-1)[again].tolist(), strict=True):
+        row = table.read(i, i + 1)
+        origin, same = first.setdefault(key, (i, row))
+        if origin != i and np.array_equal(same, row):
+            found |= {i, origin}
     return sorted(found)
 
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lmhead.checkpoint.counts import as_table
 from lmhead.checkpoint.difference import Difference, compare
 from lmhead.checkpoint.entry import Checkpoint, Entry
-from lmhead.checkpoint.reading import Reading, as_table
-from lmhead.checkpoint.roles import bare, reading_names, stem, writing_names
+from lmhead.checkpoint.reading import Reading
+from lmhead.checkpoint.roles import bare_module, reading_names, stem, writing_names
 from lmhead.errors import SourceError
 
 FULL, LOW_RANK, ROWS = "full copy", "low-rank update", "single rows"
@@ -50,11 +51,6 @@ def find_touch(
     reading: Reading, said: Mapping[str, Any], base: Reading | None, role: str
 ) -> Touch | None:
     """How an adapter reaches an end ("embedding" or "head"); None where it leaves it alone."""
-    own: Entry | None = getattr(reading.roles, role)
-    if own is not None:
-        table = as_table(reading.checkpoint, own) if own.known else None
-        rows = table.rows if table else None
-        return Touch(FULL, own.name, rows, (), _from_base(reading, own, base, role))
     wanted = _modules(base, role)
     for name, entry in reading.checkpoint.entries.items():
         factor = _FACTOR.match(name)
@@ -64,6 +60,11 @@ def find_touch(
         single = _ROWS.match(name)
         if single and _is(single["module"], wanted):
             return Touch(ROWS, single["module"], None, _ids(said, wanted, entry.rows))
+    own: Entry | None = getattr(reading.roles, role)
+    if own is not None:
+        table = as_table(reading.checkpoint, own) if own.known else None
+        rows = table.rows if table else None
+        return Touch(FULL, own.name, rows, (), _from_base(reading, own, base, role))
     for key, how in (("modules_to_save", FULL), ("target_modules", LOW_RANK)):
         named = _named(said.get(key), wanted)
         if named:
@@ -77,16 +78,16 @@ def _modules(base: Reading | None, role: str) -> tuple[str, ...]:
     if base is None:
         return reading_names() if role == "embedding" else writing_names()
     entry = getattr(base.roles, role)
-    names = [bare(stem(entry.name))] if entry else []
+    names = [bare_module(stem(entry.name))] if entry else []
     if base.roles.family:
-        names.append(bare(stem(getattr(base.roles.family, role))))
+        names.append(bare_module(stem(getattr(base.roles.family, role))))
     elif role == "head" and not entry:
         names += writing_names()
     return tuple(dict.fromkeys(names))
 
 
 def _is(module: str, wanted: tuple[str, ...]) -> bool:
-    return bare(module) in wanted
+    return bare_module(module) in wanted
 
 
 def _named(said: Any, wanted: tuple[str, ...]) -> str:
@@ -95,14 +96,15 @@ def _named(said: Any, wanted: tuple[str, ...]) -> str:
         if said == "all-linear" or len(said) > 1000:  # PEFT leaves the output layer out of it
             return ""
         try:
-            hits = (m for m in wanted if re.fullmatch(said, m) or re.fullmatch(said, f"model.{m}"))
+            full = ("", "model.", "transformer.", "model.language_model.")
+            hits = (m for m in wanted if any(re.fullmatch(said, before + m) for before in full))
             return next(hits, "")
         except (re.error, RecursionError):
             return ""
     names = [name for name in said if isinstance(name, str)] if isinstance(said, list) else []
     for name in names:
         for module in wanted:
-            if bare(name) == module or module.endswith(f".{name}"):
+            if bare_module(name) == module or module.endswith(f".{name}"):
                 return name
     return ""
 

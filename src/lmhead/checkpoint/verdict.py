@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lmhead.checkpoint.counts import Parameters, Vocabulary
 from lmhead.checkpoint.difference import Difference
 from lmhead.checkpoint.entry import Checkpoint, Entry
 from lmhead.checkpoint.findings import Finding, find, next_command
 from lmhead.checkpoint.flags import Flag
 from lmhead.checkpoint.folder import open_checkpoint
 from lmhead.checkpoint.packing import packing
-from lmhead.checkpoint.reading import Parameters, Reading, Vocabulary, read
+from lmhead.checkpoint.reading import Reading, read
 from lmhead.errors import LMHeadError
 
 

@@ -145,4 +145,4 @@ def _parameters(report: Report) -> str:
         parts += f", head {counts.head:,}"
     if counts.total and counts.share is not None:
         parts += f", of {counts.total:,} in all: {100 * counts.share:.1f} %"
-    return parts
+    return parts + (f" (by {counts.basis})" if counts.basis != "tensors" else "")
