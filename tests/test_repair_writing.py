@@ -18,6 +18,7 @@ from gguf.quants import quantize
 from safetensors.torch import load_file, save_file
 from test_repair import EMBED, FLAG, HEAD, body, config_of, files, randn, same, stored, write
 
+from lmhead.checkpoint import rewrite
 from lmhead.checkpoint.fix import plan_fix
 from lmhead.checkpoint.plan import finish_in_place
 from lmhead.checkpoint.resize import plan_resize
@@ -302,8 +303,6 @@ def killed_at(at, command, options, source, out):
     child = os.fork()
     if child == 0:  # no exec: the imports are here already
         os.close(read)
-        from lmhead.checkpoint import rewrite
-
         steps = 0
 
         def step(what):
@@ -314,13 +313,16 @@ def killed_at(at, command, options, source, out):
 
         rewrite.step = step
         plan = {"tie": plan_tie, "untie": plan_untie, "resize": plan_resize, "fix": plan_fix}
-        plan[command](source, **options).apply(out, in_place=out is None)
-        os.write(write_end, str(steps).encode())
-        os._exit(0)
+        try:
+            plan[command](source, **options).apply(out, in_place=out is None)
+            os.write(write_end, str(steps).encode())
+        finally:
+            os._exit(0)
     os.close(write_end)
     said = os.read(read, 100)
     os.close(read)
-    os.waitpid(child, 0)
+    _, status = os.waitpid(child, 0)
+    assert said or os.WIFSIGNALED(status), f"failed at step {at}"
     return int(said) if said else None
 
 

@@ -34,8 +34,14 @@ def encode(values: NDArray[np.floating[Any]], dtype: str) -> bytes:
     if dtype == "F32":
         return single.tobytes()
     bits = single.view(np.uint32)
-    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
-    half: NDArray[Any] = np.where(np.isnan(single), (bits >> 16) | 0x40, rounded)
+    half = bits >> 16
+    half &= 1  # in place: these arrays stay in the cache
+    half += 0x7FFF
+    half += bits
+    half >>= 16
+    bad = np.isnan(single)
+    if bad.any():
+        half[bad] = (bits[bad] >> 16) | 0x40
     return half.astype("<u2").tobytes()
 
 

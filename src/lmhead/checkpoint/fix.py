@@ -93,7 +93,7 @@ def _mend_ends(draft: Draft, reading: Reading) -> str:
     if verdict == "duplicate":
         assert embedding is not None
         assert head is not None
-        join(draft, embedding, head, None)
+        join(draft, embedding, head, None, reading.difference)
         drop_extras(draft)
         draft.set_flag(True)
         return "tied"

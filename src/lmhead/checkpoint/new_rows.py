@@ -49,9 +49,8 @@ class NewRows:
     @cached_property
     def chunk(self) -> int:
         """How many rows one pass draws, so that all its arrays stay small."""
-        width = max(1, self.table.width)
-        step = max(1, BLOCK // (8 * width))
-        return max(1, min(4 * BLOCK // (8 * width), BLOCK // (8 * step) * 4))
+        _, step = next(row_blocks(self.table), (0, 1))
+        return max(1, min(4 * BLOCK // (8 * max(1, self.table.width)), 4 * BLOCK // (8 * step)))
 
     def rows(self, first: int, last: int) -> NDArray[np.float64]:
         """New rows first to last, [n, d], of one chunk."""

@@ -11,13 +11,14 @@ from lmhead.checkpoint.difference import Difference, compare
 from lmhead.checkpoint.draft import Draft
 from lmhead.checkpoint.encode import DTYPES, encode
 from lmhead.checkpoint.entry import Checkpoint, Entry
-from lmhead.checkpoint.pieces import BLOCK, Made, Piece, piece_of
+from lmhead.checkpoint.pieces import Made, Piece, piece_of
 from lmhead.checkpoint.plan import Plan, RefusedError
-from lmhead.checkpoint.reading import as_table
+from lmhead.checkpoint.reading import as_table, read
 from lmhead.checkpoint.roles import stem
 from lmhead.errors import LMHeadError
 
 Source = str | os.PathLike[str] | Checkpoint
+_ELEMENTS = 2**18  # numbers worked on at once
 KEEP = ("embed", "head", "mean")
 
 
@@ -39,7 +40,7 @@ def plan_tie(source: Source, keep: str | None = None) -> Plan:
     if keep is not None and keep not in KEEP:
         raise LMHeadError(f"--keep {keep}: it is one of {', '.join(KEEP)}")
     checkpoint = opened(source)
-    draft, before = Draft(checkpoint), verdict_of(checkpoint)
+    draft, reading = Draft(checkpoint), read(checkpoint)
     embedding, head = draft.embedding, draft.head
     if draft.roles.family and draft.roles.family.follows == "never":
         family = draft.roles.family
@@ -55,16 +56,21 @@ def plan_tie(source: Source, keep: str | None = None) -> Plan:
         rename_inverted(draft, head)
     elif head is not None:
         refuse_shapes(draft, embedding, head)
-        loss = join(draft, embedding, head, keep)
+        loss = join(draft, embedding, head, keep, reading.difference)
     drop_extras(draft)
     if embedding and head and shared(embedding, head) and draft.rewrites:
         draft.drop([head], f"it is {embedding.name} already, one storage")
     draft.set_flag(True)
-    return draft.plan("tie", before, ("tied",), loss=loss)
+    return draft.plan("tie", reading.verdict, ("tied",), loss=loss)
 
 
-def join(draft: Draft, embedding: Entry, head: Entry, keep: str | None) -> dict[str, Any] | None:
+def join(
+    draft: Draft, embedding: Entry, head: Entry, keep: str | None, known: Difference | None
+) -> dict[str, Any] | None:
     """Plan to make one table of two; the loss, where they differ.
+
+    Args:
+        known: the difference between the two, where it was measured already.
 
     Raises:
         RefusedError: they differ and `keep` does not say what stays.
@@ -76,7 +82,8 @@ def join(draft: Draft, embedding: Entry, head: Entry, keep: str | None) -> dict[
     group = draft.group(other)
     if shared(embedding, head):
         return None
-    difference = measure(draft.checkpoint, embedding, head)
+    whole = known is not None and not known.sampled
+    difference = known if known and whole else measure(draft.checkpoint, embedding, head)
     if difference.equal:
         draft.drop(group, f"equal to {kept.name}")
         draft.unquantise(other.name)
@@ -128,10 +135,8 @@ def _mean(draft: Draft, kept: Entry, other: Entry) -> Piece:
 
     def blocks() -> Iterator[bytes]:
         for start, stop in row_blocks(kept):
-            a = checkpoint.rows(kept.name, start, stop).astype("f8")
-            a += checkpoint.rows(other.name, start, stop)
-            a *= 0.5
-            yield encode(a, kept.dtype)
+            halves = (checkpoint.rows(end.name, start, stop) * 0.5 for end in (kept, other))
+            yield encode(next(halves) + next(halves), kept.dtype)
 
     return computed(kept, kept.name, kept.rows, blocks)
 
@@ -241,8 +246,8 @@ def shared(a: Entry, b: Entry) -> bool:
 
 
 def row_blocks(entry: Entry) -> Iterator[tuple[int, int]]:
-    """Ranges of rows of about `BLOCK` bytes as float64."""
-    step = max(1, BLOCK // (8 * max(1, entry.width)))
+    """Ranges of rows whose numbers fit into a core's cache as float32."""
+    step = max(1, _ELEMENTS // max(1, entry.width))
     for start in range(0, entry.rows, step):
         yield start, min(start + step, entry.rows)
 
