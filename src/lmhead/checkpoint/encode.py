@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # dtype -> exponent bits, mantissa bits, whether it has infinities
 _F8 = {"F8_E4M3": (4, 3, False), "F8_E5M2": (5, 2, True)}
@@ -22,6 +23,8 @@ def encode(values: NDArray[np.floating[Any]], dtype: str) -> bytes:
         values: any shape, float32 or float64.
         dtype: one of `DTYPES`.
     """
+    import numpy as np
+
     if dtype == "F64":
         return values.astype("<f8").tobytes()
     if dtype == "F16":
@@ -46,6 +49,8 @@ def encode(values: NDArray[np.floating[Any]], dtype: str) -> bytes:
 
 
 def _f8(values: NDArray[np.floating[Any]], exponent: int, mantissa: int, infinite: bool) -> bytes:
+    import numpy as np
+
     grid = _grid(exponent, mantissa, infinite)
     size = np.abs(values.astype(np.float64))
     above = np.clip(np.searchsorted(grid, size), 1, len(grid) - 1)
@@ -63,6 +68,8 @@ def _f8(values: NDArray[np.floating[Any]], exponent: int, mantissa: int, infinit
 @cache
 def _grid(exponent: int, mantissa: int, infinite: bool) -> NDArray[np.float64]:
     """The finite values from zero up, in the order of their codes."""
+    import numpy as np
+
     steps, bias = 2**mantissa, 2 ** (exponent - 1) - 1
     codes = np.arange(128 - steps if infinite else 127)
     e, m = codes // steps, codes % steps

@@ -29,7 +29,7 @@ class NewRows:
 
     With X the n centred old rows and g a vector of n independent standard normals, Xᵀg / √n has
     exactly their covariance: one pass over the table draws many rows, and no d × d matrix is
-    needed. All is done in float64.
+    needed. Sums over blocks of rows are kept in float64.
 
     Args:
         table: the tensor, [V, d].
@@ -78,11 +78,11 @@ class NewRows:
             if begin >= self.used:
                 break
             rows: Any = self.checkpoint.rows(self.table.name, begin, min(end, self.used))
-            rows = rows.astype("f8")
-            rows = rows[np.isfinite(rows).all(axis=1) & rows.any(axis=1)]
-            drawn = random.standard_normal((n, len(rows)))
-            total += rows.sum(axis=0)
-            weights += drawn.sum(axis=1)
+            good = np.isfinite(rows).all(axis=1) & rows.any(axis=1)
+            rows = rows if good.all() else rows[good]
+            drawn = random.standard_normal((n, len(rows)), rows.dtype)
+            total += rows.sum(axis=0, dtype="f8")
+            weights += drawn.sum(axis=1, dtype="f8")
             product += drawn @ rows
             count += len(rows)
         if not count:
