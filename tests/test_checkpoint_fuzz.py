@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import math
 import os
 import pickle
 import resource
@@ -21,7 +22,7 @@ from safetensors.torch import save
 from lmhead import open_checkpoint
 from lmhead.checkpoint.gguf_skim import read_gguf
 from lmhead.checkpoint.quantized import quantization
-from lmhead.checkpoint.safetensors_file import read_safetensors
+from lmhead.checkpoint.safetensors_file import BITS, read_safetensors
 from lmhead.checkpoint.torch_file import read_torch
 from lmhead.errors import LMHeadError
 
@@ -43,6 +44,8 @@ NUMBERS = st.one_of(
 @pytest.fixture(scope="module", autouse=True)
 def little_memory():
     """A limit on the address space, so that an absurd allocation fails instead of succeeding."""
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("needs /proc to know what is in use")
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + MOST, before[1]))
@@ -62,6 +65,7 @@ def try_all(path):
             assert 0 <= entry.offset <= size
         with contextlib.suppress(LMHeadError):
             quantization(found, name)
+            found.rows(name, 0, 0)
             found.rows(name, 0, min(entry.rows, 2))
             found.raw(name, max(entry.rows - 2, 0), entry.rows)
 
@@ -181,6 +185,47 @@ def test_made_up_safetensors_headers(tmp_path, header, metadata, data, length):
     try_all(path)
 
 
+SMALL = st.integers(0, 9)
+SCALES = ["scales", "biases", "SCB", "weight_scale", "weight_scale_inv"]
+BNB = ["absmax", "quant_map", "nested_absmax", "nested_quant_map"]
+STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
+@FUZZ
+@given(
+    shapes=st.dictionaries(
+        st.sampled_from(["weight", *SCALES, *(f"weight.{end}" for end in BNB)]),
+        st.tuples(st.sampled_from([*BITS]), st.lists(SMALL, max_size=3)),
+    ),
+    weight=st.tuples(st.sampled_from(["U32", "U8", "I8", "F8_E4M3"]), st.lists(SMALL, max_size=3)),
+    state=st.dictionaries(
+        st.sampled_from(["shape", "blocksize", "nested_blocksize", "nested_offset"]),
+        st.lists(SMALL, min_size=2, max_size=2) | NUMBERS | VALUES,
+    ),
+    said=st.dictionaries(st.sampled_from(["bits", "group_size", "mode"]), SMALL | VALUES),
+    block=st.lists(NUMBERS | SMALL, min_size=2, max_size=2) | VALUES,
+)
+def test_companions_that_do_not_fit(tmp_path, shapes, weight, state, said, block):
+    text = json.dumps(state).encode()
+    tensors = {**shapes, "weight": weight, STATE: ("U8", [len(text)])}
+    header, data = {}, b""
+    for name, (dtype, shape) in tensors.items():
+        n = -(-math.prod(shape) * BITS[dtype] // 8)
+        header[f"w.{name}"] = {
+            "dtype": dtype,
+            "shape": shape,
+            "data_offsets": [len(data), len(data) + n],
+        }
+        data += text if name == STATE else bytes(range(1, 251)) * (n // 250 + 1)
+        data = data[: header[f"w.{name}"]["data_offsets"][1]]
+    head = json.dumps(header).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(head)) + head + data)
+    config = {"quantization": said, "quantization_config": {"weight_block_size": block}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    try_folder(tmp_path)
+
+
 # Pickles of the opcodes that torch uses, put together at random.
 GLOBALS = [
     b"ctorch._utils\n_rebuild_tensor_v2\n",
@@ -273,6 +318,7 @@ def try_folder(folder):
     for name in found.entries:
         with contextlib.suppress(LMHeadError):
             quantization(found, name)
+            found.rows(name, 0, 0)
             found.rows(name, 0, min(found.entries[name].rows, 1))
 
 

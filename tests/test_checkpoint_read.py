@@ -1044,6 +1044,11 @@ def test_nothing_there(tmp_path):
     for source in (tmp_path / "none", "none.safetensors", "a\0b", "x" * 5000):
         with pytest.raises(SourceError):
             open_checkpoint(source)
+    (tmp_path / "checkpoint-500").mkdir()
+    save_file({"w": torch.ones(1)}, tmp_path / "checkpoint-500" / "model.safetensors")
+    with pytest.raises(SourceError, match="holds no weights") as error:
+        open_checkpoint(tmp_path)
+    assert str(tmp_path / "checkpoint-500") in error.value.hint
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SourceError, match="neither a file nor a folder"):
         open_checkpoint(tmp_path / "pipe")
@@ -1189,7 +1194,7 @@ def test_a_hub_id_is_read_by_its_headers(tmp_path, hub):
     assert len(ranges) == 2  # its first 128 KiB, and the rest of its header
     show = "str(c.entry('a').file), c.entry('a').shape, c.entry('a').local"
     out = from_hub(tmp_path, url, "org/model@v1.0", show)
-    assert out == str(("model-00001-of-00002.safetensors", (2, 3), False))
+    assert out == str(("org/model/model-00001-of-00002.safetensors", (2, 3), False))
     out = from_hub(tmp_path, url, "org/model@v1.0", "c.rows('a', 0, 1)")
     assert "its values are not here" in out
 
@@ -1204,8 +1209,41 @@ def test_a_gguf_and_a_torch_file_on_the_hub(tmp_path, hub):
     assert "a torch file, whose header cannot be read from afar\ndownload it: hf download" in out
 
 
+def test_a_hub_id_without_weights_or_with_an_odd_index(tmp_path, hub):
+    folder, _, url = hub
+    (folder / "README.md").write_text("nothing")
+    out = from_hub(tmp_path, url, "org/model@v1.0", "c")
+    assert out.startswith("org/model: holds no weights")
+    (folder / "model.onnx").write_bytes(b"onnx")
+    out = from_hub(tmp_path, url, "org/model@v1.0", "c")
+    assert out.startswith("org/model: holds no weights of a kind that is read, but model.onnx")
+    (folder / "model.safetensors.index.json").write_text("{}")
+    save_file({"a": torch.ones(2)}, folder / "model.safetensors")
+    out = from_hub(tmp_path, url, "org/model@v1.0", "[p.message for p in c.problems]")
+    assert out == str(
+        ["model.safetensors.index.json: no shard index: it has no map named weight_map"]
+    )
+    (folder / "model.safetensors").write_bytes(b"")
+    out = from_hub(tmp_path, url, "org/model@v1.0", "c")
+    assert out.startswith("org/model/model.safetensors: not a safetensors file: it has 0 bytes")
+
+
 def test_a_hub_id_that_is_not_there(tmp_path, hub):
     out = from_hub(tmp_path, hub[2], "org/other", "c")
     assert out.startswith("'org/other' is neither a path here nor a model on huggingface.co")
     out = from_hub(tmp_path, "http://127.0.0.1:9", "org/other", "c")
     assert out.startswith("'org/other' is no path here, is not in the hub's cache, and")
+
+
+def test_what_the_hubs_cache_holds_is_read_without_a_network(tmp_path):
+    repository = tmp_path / "home" / "hub" / "models--org--model"
+    commit = "0123456789" * 4
+    snapshot = repository / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    shards(snapshot)
+    out = from_hub(
+        tmp_path, "http://127.0.0.1:9", "org/model", "c.source, c.rows('b', 0, 1).item()"
+    )
+    assert out == str(("org/model", 1.0))

@@ -13,6 +13,7 @@ from lmhead.checkpoint.foreign import KINDS
 from lmhead.checkpoint.shards import is_numbered, parse_index, shard_files
 from lmhead.errors import SourceError
 
+NOTHING = "holds no weights: no .safetensors, .bin, .pt, .pth or .gguf file, and no index"
 TORCH = (".bin", ".pt", ".pth", ".ckpt")
 # torch files beside the weights that hold something else
 _NO_WEIGHTS = re.compile(
@@ -48,7 +49,7 @@ class Place(Protocol):
         ...
 
     def refuse(self, names: Sequence[str]) -> SourceError:
-        """The error for a folder that holds nothing but these files of other kinds."""
+        """The error for a folder that holds no weights but these files of other kinds, or none."""
         ...
 
 
@@ -89,14 +90,7 @@ def choose(place: Place) -> Choice:
     ggufs = [n for n in names if n.endswith(".gguf") and not n.startswith("mmproj")]
     if ggufs:
         return Choice("gguf", _one_set(place, ggufs))
-    foreign = [n for n in names if Path(n).suffix in KINDS or n.endswith(TORCH)]
-    if foreign:
-        raise place.refuse(foreign)
-    raise SourceError(
-        f"{place.where}: holds no weights: no .safetensors, .bin, .pt, .pth or .gguf file, and no "
-        "index",
-        "give a model's folder; for a config alone: lmhead params",
-    )
+    raise place.refuse([n for n in names if Path(n).suffix in KINDS or n.endswith(TORCH)])
 
 
 def set_of(name: str, names: Sequence[str]) -> list[str]:

@@ -38,7 +38,7 @@ class Entry:
 
     Args:
         name: as the file has it.
-        file: absolute path; for a hub id the path of the remote file within its repository.
+        file: absolute path; for a hub id `org/name/` and the file's name there.
         dtype: "F32", "BF16", "F8_E4M3", "U32", ... or GGUF's "Q4_K", ...; "" where only an index
             names the tensor.
         shape: row-major, [rows, width] for a table (GGUF's reversed order is undone); () where

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmhead.checkpoint.choose import TORCH, Choice, Place, choose, set_of
+from lmhead.checkpoint.choose import NOTHING, TORCH, Choice, Place, choose, set_of
 from lmhead.checkpoint.entry import Checkpoint, Header, Problem, Tokenizer
 from lmhead.checkpoint.foreign import KINDS, refuse
 from lmhead.checkpoint.problems import Problems
@@ -26,6 +27,7 @@ from lmhead.errors import SourceError, short
 from lmhead.hub import HUB_ID
 
 ADAPTER = "adapter_config.json"
+_LOOK = 10_000  # files in subfolders that are looked at for a hint
 _HUB = re.compile(rf"({HUB_ID.pattern})(?:@([\w./-]+))?", re.ASCII)
 
 
@@ -88,7 +90,17 @@ class Folder:
             return False
 
     def refuse(self, names: Sequence[str]) -> SourceError:
-        return refuse(max((self.where / n for n in names), key=lambda path: path.stat().st_size))
+        if names:
+            return refuse(
+                max((self.where / n for n in names), key=lambda path: path.stat().st_size)
+            )
+        ends = (".safetensors", ".gguf", ".distcp", *TORCH)
+        below = itertools.islice(self.where.glob("*/*"), _LOOK)
+        inside = sorted({path.parent for path in below if path.suffix in ends})
+        hint = "give a model's folder; for a config alone: lmhead params"
+        if inside:
+            hint = f"it holds folders with weights; name one, for example {inside[0]}"
+        return SourceError(f"{self.where}: {NOTHING}", hint)
 
 
 def _open_folder(root: Path, source: str) -> Checkpoint:

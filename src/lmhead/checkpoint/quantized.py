@@ -7,6 +7,7 @@ Sources: MLX, mlx/ops (`quantize`, `dequantize`); bitsandbytes, functional.py (`
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import numpy as np
 from lmhead.checkpoint import values
 from lmhead.checkpoint.entry import Checkpoint, Entry
 from lmhead.checkpoint.gguf_types import TYPES
-from lmhead.errors import SourceError, first_line, short
+from lmhead.errors import LMHeadError, SourceError, first_line, short
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _FLOATS = ("F16", "BF16", "F32")
 _GGUF = {name: (each, size) for name, each, size in TYPES.values() if each > 1}
 _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_LARGEST = 2**16  # values a block
 _STATE = 64 * 1024  # bytes of a JSON quant state that are read
 
 
@@ -84,8 +86,18 @@ def read_rows(ckpt: Checkpoint, name: str, start: int, stop: int) -> NDArray[np.
             f"{short(name)!r}: quantised ({how.label}), its values are not read",
             "compare the checkpoint from which it was quantised",
         )
-    with np.errstate(invalid="ignore", over="ignore"):  # a NaN, an infinite scale: no fault here
-        return read(ckpt, entry, how, start, stop)
+    values.check_rows(name, start, stop, how.shape[0] if how.shape else 1)
+    if start == stop:
+        return np.empty((0, math.prod(how.shape[1:])), np.float32)
+    try:
+        with np.errstate(invalid="ignore", over="ignore"):  # NaNs and infinite scales may be there
+            return read(ckpt, entry, how, start, stop)
+    except LMHeadError:
+        raise
+    except (ValueError, IndexError) as error:  # shapes that numpy cannot bring together
+        raise SourceError(
+            f"{short(name)!r}: it and {', '.join(map(short, how.companions))} do not fit together"
+        ) from error
 
 
 def _find(ckpt: Checkpoint, *names: str) -> tuple[str, ...]:
@@ -102,7 +114,8 @@ def _mlx(ckpt: Checkpoint, entry: Entry) -> Quantization | None:
         return None
     companions = _find(ckpt, f"{stem}.scales", f"{stem}.biases")
     affine = len(companions) == 2
-    if len(entry.shape) != 2 or len(scales.shape) != 2 or not scales.width:
+    shapes = {ckpt.entries[name].shape for name in companions}
+    if len(entry.shape) != 2 or len(shapes) > 1 or len(scales.shape) != 2 or not scales.width:
         return Quantization("mlx", "MLX", 0, (), companions, readable=False)
     each = entry.width * 32 // scales.width  # bits x group
     said = _mlx_config(ckpt, stem)
@@ -188,7 +201,7 @@ def _bitsandbytes(ckpt: Checkpoint, entry: Entry) -> Quantization | None:
         shape = tuple(int(n) for n in said["shape"])
         block = int(said["blocksize"])
         small = len(shape) == 2 and shape[0] * shape[1] <= entry.nbytes * 2
-        if not small or min(*shape, block) < 1:
+        if not small or min(*shape, block) < 1 or block > _LARGEST:
             raise ValueError(f"shape {shape}, blocks of {block}")
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         text = f"{label}, its state cannot be read: {first_line(error)}"
@@ -201,9 +214,7 @@ def _bitsandbytes(ckpt: Checkpoint, entry: Entry) -> Quantization | None:
 def _bitsandbytes_rows(
     ckpt: Checkpoint, entry: Entry, how: Quantization, start: int, stop: int
 ) -> NDArray[np.floating[Any]]:
-    rows, width = how.shape
-    values.check_rows(entry.name, start, stop, rows)
-    block, name = int(how.details["blocksize"]), entry.name
+    width, block, name = how.shape[1], int(how.details["blocksize"]), entry.name
     begin, end = start * width, stop * width
     flat = _flat(entry, begin // 2, -(-end // 2))
     codes = np.stack([flat >> 4, flat & 15], axis=-1).reshape(-1)[begin % 2 :][: end - begin]
@@ -302,13 +313,13 @@ def _fp8_rows(
 ) -> NDArray[np.floating[Any]]:
     numbers = values.rows(entry, start, stop)
     block = how.details.get("block")
-    if block is None or start == stop:
+    if block is None:
         return numbers
     tall, wide = block
     first = start // tall
     scale = values.rows(ckpt.entry(how.companions[0]), first, (stop - 1) // tall + 1)
-    scale = np.repeat(scale, tall, axis=0)[start - first * tall :][: stop - start]
-    return (numbers * np.repeat(scale, wide, axis=1)[:, : entry.width]).astype(np.float32)
+    down, across = np.arange(start, stop) // tall - first, np.arange(entry.width) // wide
+    return np.asarray(numbers * scale[down][:, across], np.float32)
 
 
 # What is named and not read: GPTQ and AWQ, compressed-tensors

@@ -5,10 +5,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lmhead.checkpoint.choose import choose
+from lmhead.checkpoint.choose import NOTHING, choose
 from lmhead.checkpoint.entry import Checkpoint, Header, Tokenizer
 from lmhead.checkpoint.folder import ADAPTER, assemble, open_checkpoint
 from lmhead.checkpoint.gguf_skim import parse_gguf
@@ -71,7 +72,7 @@ def _from_cache(name: str, revision: str | None, source: str, unreachable: Excep
             f"reached: {first_line(unreachable)}",
             "name a local model folder, or try again with a network",
         ) from error
-    return open_checkpoint(folder)
+    return replace(open_checkpoint(folder), source=source)
 
 
 class _Remote:
@@ -79,7 +80,7 @@ class _Remote:
 
     def __init__(self, name: str, revision: str | None, sizes: dict[str, int]) -> None:
         self.name, self.revision, self.sizes = name, revision, sizes
-        self.where = Path()
+        self.where = Path(name)
         self.names: Sequence[str] = sorted(path for path in sizes if "/" not in path)
         self._headers: dict[str, Header | SourceError] = {}
 
@@ -87,7 +88,9 @@ class _Remote:
         return name in self.sizes
 
     def json(self, name: str) -> Any:
-        return parse_json(Path(name), self.fetch(name, 0, min(self.sizes[name], MAX_INDEX + 1)))
+        return parse_json(
+            self.where / name, self.fetch(name, 0, min(self.sizes[name], MAX_INDEX + 1))
+        )
 
     def object(self, name: str) -> dict[str, Any]:
         raw = self.json(name)
@@ -99,6 +102,8 @@ class _Remote:
         return name.endswith((".bin", ".pt", ".pth"))
 
     def refuse(self, names: Sequence[str]) -> SourceError:
+        if not names:
+            return SourceError(f"{self.name}: {NOTHING}", f"huggingface.co/{self.name} lists it")
         return SourceError(
             f"{self.name}: holds no weights of a kind that is read, but {', '.join(names[:3])}",
             "safetensors, GGUF and torch files are read",
@@ -124,7 +129,7 @@ class _Remote:
         return found
 
     def _header(self, name: str, kind: str) -> Header:
-        path, size = Path(name), self.sizes[name]
+        path, size = self.where / name, self.sizes[name]
         if name.endswith(".safetensors"):
             start = self.fetch(name, 0, min(_FIRST, size))
             n = header_size(path, start, size)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lmhead.checkpoint.entry import Entry
+from lmhead.checkpoint.safetensors_file import BITS
 from lmhead.errors import LMHeadError, SourceError, short
 
 if TYPE_CHECKING:
@@ -132,6 +133,8 @@ def decode(entry: Entry, data: NDArray[np.uint8], n: int) -> NDArray[np.floating
 
 def _decode(entry: Entry, data: NDArray[np.uint8], n: int) -> NDArray[np.floating[Any]]:
     dtype, shape = entry.dtype, (n, entry.width)
+    if (dtype in BITS and data.size * 8 != n * entry.width * BITS[dtype]) or entry.width >= 2**40:
+        raise _misfit(entry)
     if dtype in _PLAIN:
         want = np.float64 if dtype in _WIDE else np.float32
         return _shaped(entry, data.view(_PLAIN[dtype]), shape).astype(want, copy=False)
@@ -151,11 +154,14 @@ def _decode(entry: Entry, data: NDArray[np.uint8], n: int) -> NDArray[np.floatin
 
 def _shaped(entry: Entry, values: NDArray[Any], shape: tuple[int, int]) -> NDArray[Any]:
     if values.size != shape[0] * shape[1]:
-        raise SourceError(
-            f"{short(entry.name)!r}: {entry.nbytes:,} bytes are not {entry.dtype} "
-            f"{list(entry.shape)}"
-        )
+        raise _misfit(entry)
     return values.reshape(shape)
+
+
+def _misfit(entry: Entry) -> SourceError:
+    return SourceError(
+        f"{short(entry.name)!r}: {entry.nbytes:,} bytes are not {entry.dtype} {list(entry.shape)}"
+    )
 
 
 def _table(dtype: str) -> NDArray[np.float32] | None:
