@@ -322,6 +322,7 @@ def test_15_the_same_up_to_rounding(tmp_path):
     report = lmhead.inspect(write(tmp_path / "m", tensors, config))
     assert report.verdict == "conflict"
     assert report.difference.word == "the same up to rounding"
+    assert report.next.endswith("m m-tied --keep embed")
 
 
 @pytest.mark.parametrize("bias", ["lm_head.bias", "output.bias"])

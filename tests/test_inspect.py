@@ -18,7 +18,7 @@ from safetensors.torch import save_file as save_torch
 import lmhead
 from lmhead.checkpoint.counts import as_table
 from lmhead.checkpoint.difference import compare, equal_bytes
-from lmhead.checkpoint.findings import check
+from lmhead.checkpoint.findings import check, command
 from lmhead.checkpoint.roles import find_roles
 from lmhead.checkpoint.scan import scan
 from lmhead.cli import cli
@@ -173,7 +173,7 @@ def test_encoders_have_no_head(tmp_path):
         ({"model_type": "t5", FLAG: False}, False, True, False),
         ({"model_type": "gpt2", FLAG: "no"}, True, True, False),
         ({"model_type": "unknown", "thinker_config": {"text_config": {FLAG: False}}},
-         False, None, False),
+         False, None, True),
     ],
 )  # fmt: skip
 def test_flags(tmp_path, config, effective, library, contradicts):
@@ -295,6 +295,20 @@ def test_a_sample_is_enough_only_where_it_differs(tmp_path):
     assert not equal_bytes(*tables(tmp_path, a, one))
 
 
+def test_holes_of_a_sparse_file_are_zeros(tmp_path):
+    a, b = tables(tmp_path, torch.zeros(4096, 64), torch.zeros(4096, 64))
+    size = a.entry.file.stat().st_size
+    with a.entry.file.open("r+b") as file:
+        file.truncate(a.entry.offset)
+        file.truncate(size)
+    assert compare(a, b).equal
+    with a.entry.file.open("r+b") as file:
+        file.seek(b.entry.offset + b.entry.nbytes - 4)
+        file.write(np.float32(2).tobytes())
+    found = compare(a, b)
+    assert (found.rows, found.max_abs, found.mean_cosine) == (1 / 4096, 2.0, 4095 / 4096)
+
+
 def test_comparing_stays_in_memory(tmp_path):
     """Two ends of 96 MB each are compared, and scanned, in less memory than one of them."""
     values = torch.zeros(65_536, 384)
@@ -303,7 +317,7 @@ def test_comparing_stays_in_memory(tmp_path):
     save_torch({EMBED: values, HEAD: other}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(llama(**{FLAG: True, "vocab_size": 65_536})))
     code = (
-        "import re, sys\nfrom lmhead.checkpoint.findings import check\n"
+        "import re, sys\nfrom lmhead.checkpoint.findings import check, command\n"
         "found = check(sys.argv[1])\nassert found.findings[0].code == 'conflict', found\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)\n"
         "print(int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) // 1024)"
@@ -400,6 +414,29 @@ def test_what_the_files_say(tmp_path):
     file = source / "model-00002-of-00002.safetensors"
     file.write_bytes(file.read_bytes()[:-40])
     assert {"corrupt-header", "partial-shard"} & set(codes(check(source).findings))
+
+
+@pytest.mark.parametrize("shape", [(0,), (320,), (0, 8)])
+def test_what_a_distributed_save_left(tmp_path, shape):
+    part = np.zeros(shape, np.float32)
+    source = write(tmp_path / "m", {EMBED: part, HEAD: part}, llama(**{FLAG: True}))
+    report = lmhead.inspect(source)
+    assert report.verdict == "undecided"
+    assert "distributed save" in report.reason
+    assert "partial-shard" in codes(report.findings)
+
+
+def test_copies_of_a_shared_table(tmp_path):
+    config = {"model_type": "bart", "vocab_size": 40}
+    names = ["model.shared.weight", "model.encoder.embed_tokens.weight"]
+    source = write(tmp_path / "a", dict.fromkeys(names, A), config)
+    report = lmhead.inspect(source)
+    assert (report.verdict, report.copies) == ("tied", (names[1],))
+    assert codes(report.findings) == ["duplicate"]
+    source = write(tmp_path / "b", dict(zip(names, (A, B), strict=True)), config)
+    assert codes(lmhead.inspect(source).findings) == ["conflict"]
+    untied = write(tmp_path / "c", {names[0]: A, names[1]: B, HEAD: B}, {**config, FLAG: False})
+    assert not lmhead.inspect(untied).findings
 
 
 def test_an_absent_flag_matters_only_where_it_decides(tmp_path):
@@ -585,6 +622,18 @@ def test_commands_need_neither_torch_nor_transformers(tmp_path):
     assert "tied" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("source", "out"),
+    [("a/m", "m-tied"), ("a/m.safetensors", "m-tied"), ("org/m@main", "m-tied"),
+     ("a/llama-3.2/", "llama-3.2-tied"), ("a b", "'a b-tied'")],
+)  # fmt: skip
+def test_where_a_command_would_write(tmp_path, monkeypatch, source, out):
+    assert command("tie", source).endswith(f" {out}")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert command("fix", ".") == "lmhead fix . ../here-fixed"
+
+
 def test_exit_codes(tmp_path):
     def code(*arguments):
         done = [sys.executable, "-m", "lmhead", *map(str, arguments)]
@@ -595,3 +644,53 @@ def test_exit_codes(tmp_path):
     assert code("check", source) == 1
     assert code("inspect", tmp_path / "absent") == 3
     assert code("inspect", source, "--base", source) == 2
+
+
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False)
+    | st.sampled_from(["", "gpt2", "t5", "lm_head", ".*", "(", "x" * 3000, "LlamaModel", "\x00"]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from([FLAG, "vocab_size", "embed_tokens", "bits"]), inner),
+    max_leaves=6,
+)  # fmt: skip
+CONFIG_KEYS = [
+    *(FLAG, "model_type", "vocab_size", "hidden_size", "text_config", "decoder", "architectures"),
+    *("quantization", "quantization_config", "initializer_range", "torch_dtype", "_name_or_path"),
+    *("scale_decoder_outputs", "transformers_version", "unpadded_vocab_size", "thinker_config"),
+]
+ADAPTER_KEYS = [
+    *("modules_to_save", "target_modules", "trainable_token_indices", "ensure_weight_tying"),
+    "base_model_name_or_path",
+]
+
+
+@given(
+    config=st.dictionaries(st.sampled_from(CONFIG_KEYS), ODD),
+    names=st.lists(st.sampled_from([EMBED, HEAD, "wte.weight", "score.weight", "shared.weight",
+                                    "lm_head.bias", "lm_head.scales", "output.qweight"])),
+    shape=st.sampled_from([(40, 8), (8, 40), (0, 8), (5,), (), (2, 2, 2)]),
+    dtype=st.sampled_from(["float32", "float16", "uint32", "uint8", "int64"]),
+)  # fmt: skip
+@settings(deadline=None, max_examples=150)
+def test_any_config_is_answered_or_refused(tmp_path_factory, config, names, shape, dtype):
+    folder = tmp_path_factory.mktemp("m")
+    tensors = {name: np.ones(shape, dtype) for name in names} | {EMBED: np.ones((40, 8), "f4")}
+    write(folder, tensors, config)
+    try:
+        json.dumps(lmhead.inspect(folder).to_dict(), allow_nan=False)
+        check(folder)
+    except LMHeadError:
+        pass
+    shown = CliRunner().invoke(cli, ["inspect", str(folder)], standalone_mode=False)
+    assert shown.output or isinstance(shown.exception, LMHeadError)
+
+
+@given(said=st.dictionaries(st.sampled_from(ADAPTER_KEYS), ODD), flag=st.booleans())
+@settings(deadline=None, max_examples=100)
+def test_any_adapter_config_is_answered_or_refused(tmp_path_factory, said, flag):
+    folder = tmp_path_factory.mktemp("m")
+    base = write(folder / "base", {EMBED: A}, llama(**{FLAG: flag}))
+    adapter = write_adapter(folder / "a", {"base_model.model.lm_head.lora_B.weight": B})
+    (adapter / "adapter_config.json").write_text(json.dumps(said))
+    for given_base in (None, base):
+        json.dumps(lmhead.inspect(adapter, given_base).to_dict(), allow_nan=False)

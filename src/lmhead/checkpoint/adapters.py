@@ -21,7 +21,7 @@ from lmhead.checkpoint.findings import ERROR, WARNING, Finding, command, find, i
 from lmhead.checkpoint.flags import Flag
 from lmhead.checkpoint.folder import open_checkpoint
 from lmhead.checkpoint.reading import Reading, read
-from lmhead.checkpoint.roles import bare
+from lmhead.checkpoint.roles import bare_module, stem
 from lmhead.checkpoint.touches import FULL, LOW_RANK, ROWS, Touch, base_table, find_touch, is_tied
 from lmhead.errors import SourceError
 
@@ -173,7 +173,7 @@ _CONSEQUENCE = {
 
 def _what(embedding: Touch | None, head: Touch | None) -> str:
     parts = [
-        f"a {touch.how} of {bare(touch.name)}".replace("a single rows", "single rows")
+        f"a {touch.how} of {bare_module(stem(touch.name))}".replace("a single rows", "single rows")
         for touch in (embedding, head)
         if touch
     ]
@@ -196,7 +196,8 @@ def _findings(
     code = _apart(reading, embedding, head, said)
     source = reading.checkpoint.source
     target = base.checkpoint.source if base else name or "BASE"
-    untie = command("untie", target, "--head-from", source)
+    trained = ("--head-from", source) if head else ()
+    untie = command("untie", target, *trained)
     if code and (base is None or is_tied(base)):
         what = _what(embedding, head)
         where = "of a tied base" if base else "and its base is not at hand; if that is tied"

@@ -6,6 +6,7 @@ turned into numbers (dequantised where needed) and measured.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -200,13 +201,33 @@ def _blocks(a: Table, b: Table, first: int, last: int) -> Iterator[tuple[int, in
     step = max(1, _RAW // max(row, 1))
     left, right = bytearray(step * row), bytearray(step * row)
     with open(x.file, "rb", buffering=0) as f, open(y.file, "rb", buffering=0) as g:
+        sparse = all(_sparse(file.fileno()) for file in (f, g))
         for start in range(first, last, step):
             stop = min(start + step, last)
+            at, size = start * row, (stop - start) * row
+            ends = ((f, x), (g, y))
+            if sparse and all(_hole(file.fileno(), e.offset + at, size) for file, e in ends):
+                yield start, stop, True
+                continue
             if stop - start < step:
-                left, right = bytearray((stop - start) * row), bytearray((stop - start) * row)
-            _fill(f.fileno(), left, x.offset + start * row)
-            _fill(g.fileno(), right, y.offset + start * row)
+                left, right = bytearray(size), bytearray(size)
+            _fill(f.fileno(), left, x.offset + at)
+            _fill(g.fileno(), right, y.offset + at)
             yield start, stop, left == right
+
+
+def _sparse(handle: int) -> bool:
+    """Whether a file takes less of the disk than its size: parts of it are zeros never written."""
+    status = os.fstat(handle)
+    return hasattr(os, "SEEK_DATA") and status.st_blocks * 512 < status.st_size
+
+
+def _hole(handle: int, offset: int, size: int) -> bool:
+    """Whether a sparse file holds nothing there."""
+    try:
+        return os.lseek(handle, offset, os.SEEK_DATA) >= offset + size
+    except OSError as error:
+        return error.errno == errno.ENXIO  # no data from there to the end
 
 
 def _fill(handle: int, buffer: bytearray, offset: int) -> None:

@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lmhead.checkpoint.difference import ROUNDED, compare
 from lmhead.checkpoint.entry import Checkpoint
 from lmhead.checkpoint.folder import open_checkpoint
-from lmhead.checkpoint.reading import Reading, classifier_without_score, read
+from lmhead.checkpoint.reading import PARTIAL, Reading, classifier_without_score, one_storage, read
 from lmhead.errors import SourceError
 from lmhead.records import LIBRARY
 
@@ -79,19 +80,33 @@ def check(
 
 def command(verb: str, source: str, *options: str) -> str:
     """One of our commands on a source, with the folder that it would write."""
-    out = f"{Path(source).name.split('@')[0].removesuffix('.safetensors') or 'model'}-{_PAST[verb]}"
-    return shlex.join(["lmhead", verb, source, out, *options])
+    path = Path(source).absolute()
+    name = path.stem if path.suffix in _FILES else path.name.split("@")[0]
+    beside = "../" if path == Path.cwd() else ""  # never into the source itself
+    return shlex.join(
+        ["lmhead", verb, source, f"{beside}{name or 'model'}-{_PAST[verb]}", *options]
+    )
 
 
+_FILES = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".json")
 _PAST = {"tie": "tied", "untie": "untied", "fix": "fixed", "resize": "resized"}
 
 
-def next_command(verdict: str, source: str) -> str | None:
+def next_command(reading: Reading) -> str | None:
     """The command that a verdict calls for; None where it calls for none."""
+    verdict, source = reading.verdict, reading.checkpoint.source
+    if verdict == "conflict" and reading.difference and reading.difference.word == ROUNDED:
+        return command("tie", source, "--keep", _finer(reading))
     verb = {"conflict": "fix", "inverted": "fix", "duplicate": "tie", "tieable": "tie"}.get(verdict)
     if verdict == "missing-head":
         return command("untie", source) + " --head-from FILE"
     return command(verb, source) if verb else None
+
+
+def _finer(reading: Reading) -> str:
+    """The end that is stored in more bytes: the other is a rounding of it."""
+    embedding, head = reading.roles.embedding, reading.roles.head
+    return "head" if embedding and head and head.nbytes > embedding.nbytes else "embed"
 
 
 def find(reading: Reading, *, values: bool = False) -> tuple[Finding, ...]:
@@ -100,7 +115,8 @@ def find(reading: Reading, *, values: bool = False) -> tuple[Finding, ...]:
     Args:
         values: read every row of the ends as well (untrained rows, numbers that are not finite).
     """
-    found = [*_files(reading), *_verdict(reading), *_flags(reading), *_vocabulary(reading)]
+    found = [*_files(reading), *_partial(reading), *_verdict(reading), *_copies(reading)]
+    found += [*_flags(reading), *_vocabulary(reading)]
     if values:
         found += _rows(reading)
     return ordered(found)
@@ -119,9 +135,40 @@ def _files(reading: Reading) -> Iterator[Finding]:
         yield Finding(problem.code, severity, problem.message, mend)
 
 
+def _partial(reading: Reading) -> Iterator[Finding]:
+    """Ends that a distributed save left empty or flat."""
+    roles, known = reading.roles, {p.code for p in reading.checkpoint.problems}
+    empty = [e.name for e in (roles.embedding, roles.head) if e and e.known and not e.rows]
+    for name in (*roles.flat, *empty):
+        if "partial-shard" not in known:
+            yield Finding("partial-shard", ERROR, f"{name}: {PARTIAL}")
+
+
+def _copies(reading: Reading) -> Iterator[Finding]:
+    """Further tensors that hold the reading end of a model whose sides share one table."""
+    embedding = reading.roles.embedding
+    if embedding is None or not reading.flag.effective or not embedding.local:
+        return
+    for name in reading.roles.copies:
+        copy = reading.checkpoint.entries[name]
+        if not copy.local or not copy.known or one_storage(embedding, copy):
+            continue
+        try:
+            difference = compare(reading.table(embedding), reading.table(copy))
+        except SourceError:
+            continue  # packed in a way that is not read: nothing is said on it
+        if difference is None or not difference.equal:
+            how = difference.text if difference else "of another width"
+            text = f"{name} differs from {embedding.name}, which is declared shared: {how}"
+            yield Finding("conflict", ERROR, text)
+        else:
+            text = f"{name} is a copy of {embedding.name}: {copy.nbytes:,} bytes"
+            yield Finding("duplicate", WARNING, text)
+
+
 def _verdict(reading: Reading) -> Iterator[Finding]:
     source, verdict = reading.checkpoint.source, reading.verdict
-    mend, reason = next_command(verdict, source), reading.reason
+    mend, reason = next_command(reading), reading.reason
     if verdict in ("conflict", "missing-head", "inverted"):
         yield Finding(verdict, ERROR, reason, mend)
     elif verdict in ("duplicate", "tieable"):

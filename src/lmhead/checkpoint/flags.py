@@ -147,6 +147,9 @@ def _contradiction(
     if where == CLASS_DEFAULT and default is not None:
         values = {f"the class default of {record.model_type}" if record else "": default, **values}
     if len(set(values.values())) < 2:
+        nested = [place for place, value in values.items() if "." in place and value is False]
+        if record is None and nested and FLAG not in values:
+            return f"{nested[0]} is false and {FLAG} is silent, which transformers 4 takes for true"
         return ""
     words = [f"{place} is {str(value).lower()}" for place, value in values.items()]
     text = " and ".join(words) if len(words) == 2 else "; ".join(words)

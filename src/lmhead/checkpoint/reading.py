@@ -26,8 +26,17 @@ from lmhead.checkpoint.roles import Roles, find_roles
 from lmhead.errors import SourceError
 from lmhead.records import LIBRARY
 
-__all__ = ["Reading", "as_table", "classifier_without_score", "judge", "read"]
+__all__ = [
+    "PARTIAL",
+    "Reading",
+    "as_table",
+    "classifier_without_score",
+    "judge",
+    "one_storage",
+    "read",
+]
 
+PARTIAL = "stored empty or flat, as a distributed save leaves it before it is gathered"
 _LANGUAGE = re.compile(
     r"(CausalLM|LMHeadModel|ConditionalGeneration|MaskedLM|MTModel|PreTraining)$"
 )
@@ -97,12 +106,14 @@ def read(checkpoint: Checkpoint) -> Reading:
 
 def _difference(checkpoint: Checkpoint, roles: Roles, flag: Flag) -> tuple[Difference | None, str]:
     embedding, head = roles.embedding, roles.head
-    if embedding is None or head is None or _shared(embedding, head):
+    if embedding is None or head is None or one_storage(embedding, head):
         return None, ""
     if not embedding.known or not head.known:
         return None, "only the index names them"
     if not embedding.local or not head.local:
         return None, "their values are not here"
+    if not embedding.rows or not head.rows:
+        return None, f"an end without rows: {PARTIAL}"
     for entry in (embedding, head):
         packed = packing(checkpoint, entry)
         if not packed.readable:
@@ -114,7 +125,7 @@ def _difference(checkpoint: Checkpoint, roles: Roles, flag: Flag) -> tuple[Diffe
         return None, error.message
 
 
-def _shared(a: Entry, b: Entry) -> bool:
+def one_storage(a: Entry, b: Entry) -> bool:
     """Whether two tensors are one piece of one storage."""
     return (
         a.storage is not None
@@ -135,6 +146,8 @@ def judge(
     if head is None:
         if not checkpoint.entries:
             return "no-head", "no tensor is stored: a tokenizer or settings alone"
+        if roles.flat:
+            return "undecided", f"{', '.join(roles.flat[:2])}: {PARTIAL}"
         return "no-head", "neither an embedding table nor a language-model head is stored"
     record = roles.family
     if record and record.kept == "head" and flag.effective is not False:
@@ -155,7 +168,7 @@ def _both(
     apart: str,
 ) -> tuple[str, str]:
     names = f"{embedding.name} and {head.name}"
-    if _shared(embedding, head):
+    if one_storage(embedding, head):
         return "tied", f"{names} are one storage"
     declared = _declared(flag, checkpoint)
     tied = flag.effective if flag.binding else None

@@ -52,7 +52,10 @@ _ELSEWHERE = re.compile(
     r"|depth_decoder|multi_token|multi_modal|aux|expert|experts)(\w*)(\.|$)"
 )
 _LAYER = re.compile(r"(^|\.)\d+\.")
-_LOOKS_LIKE_HEAD = re.compile(r"(lm_head|embed_out|shared_head\.head|output_head|^output)\.?\w*$")
+_LOOKS_LIKE_END = re.compile(
+    r"(^|\.)(\w*lm_head|embed_out|shared_head\.head|\w*output_head|embed_tokens|wte"
+    r"|word_embeddings|tok_embeddings|embed_in|embedding)$"
+)
 # What a tensor's values are stored as; all but the first are packed.
 _VALUES = ("weight", "qweight", "weight_packed", "weight_q")
 
@@ -68,6 +71,7 @@ class Roles:
         copies: further tensors that hold the reading end (an encoder's, a decoder's).
         others: tensors that look like a head and are not, and why.
         classes: names of a classifier's, reward or value head.
+        flat: names of ends that are stored without two dimensions: a part of a distributed save.
         family: the record that was used, or None.
     """
 
@@ -79,6 +83,7 @@ class Roles:
     copies: tuple[str, ...] = ()
     others: Mapping[str, str] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
+    flat: tuple[str, ...] = ()
     family: Family | None = None
 
 
@@ -98,7 +103,7 @@ def find_roles(checkpoint: Checkpoint) -> Roles:
         shaped = _by_shape(table, config, {e.name for e in (embedding, head) if e})
         if embedding is None and head is None:
             embedding, embedding_rule = shaped.get("embedding", (None, ""))
-        if head is None and embedding is not None:
+        if head is None and embedding is not None and (record is None or "shape" in embedding_rule):
             head, head_rule = shaped.get("head", (None, ""))
             if head is not None and not _fits(head, embedding):
                 head, head_rule = None, ""
@@ -111,6 +116,7 @@ def find_roles(checkpoint: Checkpoint) -> Roles:
         copies=_copies(named, embedding),
         others=others,
         classes=tuple(name for name in table if _CLASSES.search(name) and not _LAYER.search(name)),
+        flat=tuple(dict.fromkeys(named.flat)),
         family=record,
     )
 
@@ -150,6 +156,7 @@ class _Names:
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self.entries = entries
+        self.flat: list[str] = []
         self.by: dict[str, list[Entry]] = {}
         self.under: dict[str, list[Entry]] = {}  # without one more word: an unknown model's own
         for name, entry in entries.items():
@@ -174,6 +181,8 @@ class _Names:
             found = self.get(f"{stem(wanted)}.{values}", loose)
             if found is not None and (len(found.shape) == 2 or not found.known):
                 return found
+            if found is not None and (len(found.shape) == 1 or not found.nbytes):
+                self.flat.append(found.name)
         return None
 
 
@@ -220,13 +229,14 @@ def _by_shape(
     ]
     free = [entry for entry in fits if entry.name not in taken]
     reads = [entry for entry in free if re.search(r"emb|wte|token", entry.name)]
-    writes = [e for e in free if e not in reads and re.search(r"head|out|logit|dec|proj", e.name)]
+    rest = [entry for entry in free if entry not in reads]
+    writes = [entry for entry in rest if re.search(r"head|out|logit|dec|proj", entry.name)]
     found: dict[str, tuple[Entry, str]] = {}
     rule = f"shape: {size:,} rows, as the vocabulary"
     first = (reads or free)[:1]
     if first:
         found["embedding"] = (first[0], f"{rule}, the first such")
-    last = [e for e in (writes or free)[-1:] if e not in first or taken]
+    last = [entry for entry in (writes or rest)[-1:] if entry not in first or taken]
     if last:
         found["head"] = (last[0], f"{rule}, the last such")
     return found
@@ -256,7 +266,7 @@ def _others(entries: Iterable[str], record: Family | None) -> dict[str, str]:
             continue
         if any(part in name for part in parts):
             found[name] = f"told apart by the record of {record.model_type}" if record else ""
-        elif _LOOKS_LIKE_HEAD.search(stem(name)) or "embed" in name:
+        elif _LOOKS_LIKE_END.search(stem(name)):
             where = _ELSEWHERE.search(name)
             if where:
                 found[name] = f"of another part of the model: {where.group().strip('._')}"

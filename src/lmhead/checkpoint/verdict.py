@@ -167,7 +167,7 @@ def report_on(reading: Reading, findings: tuple[Finding, ...]) -> Report:
         format=checkpoint.format,
         verdict=reading.verdict,
         reason=reading.reason,
-        next=next_command(reading.verdict, checkpoint.source),
+        next=next_command(reading),
         embedding=_end(reading, roles.embedding, roles.embedding_rule),
         head=_end(reading, roles.head, roles.head_rule),
         bias=_end(reading, roles.bias, "bias of the head"),

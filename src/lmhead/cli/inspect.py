@@ -57,6 +57,8 @@ def print_report(report: Report, out: Console) -> None:
     out.print()
     out.print(_facts(report))
     shown = {report.verdict}
+    if report.verdict == "conflict":
+        shown |= {"adapter-two-copies", "adapter-unsafe-target"}
     rest = [finding for finding in report.findings if finding.code not in shown]
     if rest:
         out.print()
@@ -91,7 +93,8 @@ def _facts(report: Report) -> Table:
             table.add_row(f"adapter, {role}", f"{touch['how']} of {touch['name']}{rows}{said}")
     table.add_row("flag", _flag(report))
     table.add_row("vocabulary", _vocabulary(report))
-    table.add_row("parameters", _parameters(report))
+    if report.adapter is None:
+        table.add_row("parameters", _parameters(report))
     if report.saves:
         verb = "would save" if report.verdict in ("untied", "conflict") else "saves"
         table.add_row("one table", f"{verb} {report.saves:,} bytes")
