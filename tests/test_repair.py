@@ -219,6 +219,16 @@ def test_what_can_never_be_tied(tmp_path):
         plan_tie(wide, "both")
 
 
+def test_a_name_in_two_shards(tmp_path):
+    table = randn(12, 4)
+    parts = [{EMBED: table, HEAD: table.clone()}, {HEAD: table.clone(), **body()}]
+    source = write(tmp_path / "a", parts, {FLAG: True})
+    plan_tie(source).apply(tmp_path / "out")
+    assert set(stored(tmp_path / "out")) == {EMBED, LAYER, NORM}
+    with pytest.raises(LMHeadError, match=r"stands in 2 files"):
+        plan_resize(source, rows=16)
+
+
 def test_a_bias_stays_with_the_model(tmp_path):
     """Case 16."""
     ends = {EMBED: randn(12, 4), HEAD: randn(12, 4), "lm_head.bias": randn(12)}
@@ -484,6 +494,9 @@ def test_fix_tells_the_choices(tmp_path):
         plan_fix(source)
     assert "lmhead tie" in caught.value.hint
     assert "--head-from FILE" in caught.value.hint
+    with pytest.raises(RefusedError, match="would be an invention"):
+        plan_untie(source)
+    assert plan_tie(source).apply(tmp_path / "tied").verdict == "tied"
     only = write(tmp_path / "b", [{HEAD: randn(12, 4), **body()}], {FLAG: False})
     with pytest.raises(RefusedError, match="an embedding is lost"):
         plan_fix(only)

@@ -374,12 +374,37 @@ def test_killed_at_every_step_in_place(command, options, tmp_path):
     assert seen == {True, False}
 
 
+def test_a_journal_of_nobody_is_not_followed(tmp_path):
+    source = two_shards(tmp_path / "a")
+    (tmp_path / "precious").write_text("x")
+    stage = source / f"{STAGE}-in-place-1-1"
+    (stage / "view").mkdir(parents=True)
+    for text in (
+        json.dumps({"renames": [], "removed": ["../precious"]}),
+        json.dumps({"renames": [], "removed": [str(tmp_path / "precious")]}),
+        json.dumps({"renames": [1], "removed": []}),
+        json.dumps([]),
+        "{",
+    ):
+        (stage / "renames.json").write_text(text)
+        with pytest.raises(SourceError, match="remove "):
+            finish_in_place(source)
+        assert (tmp_path / "precious").exists()
+
+
+def test_one_change_of_a_folder_at_a_time(tmp_path):
+    source = two_shards(tmp_path / "a")
+    plan = plan_tie(source)
+    with rewrite._alone(source), pytest.raises(LMHeadError, match="another process"):
+        plan.apply(in_place=True)
+    plan.apply(in_place=True)
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_real_kills(in_place, tmp_path):
     """`lmhead tie` on 24 MB, killed after ever longer times."""
-    rng = np.random.default_rng(0)
-    killed = 0
-    for i in range(6):
+    killed, whole = 0, 0.0
+    for i in range(7):  # the first runs to its end, for the time it takes
         source = write(
             tmp_path / f"{i}",
             [{EMBED: randn(200_000, 16)}, {HEAD: randn(200_000, 16), **body()}],
@@ -387,10 +412,13 @@ def test_real_kills(in_place, tmp_path):
         )
         before = files(source)
         out = ["--in-place"] if in_place else [str(tmp_path / f"out{i}")]
+        start = time.perf_counter()
         child = subprocess.Popen([sys.executable, "-m", "lmhead", "tie", str(source), *out])
-        time.sleep(0.2 + 0.1 * i * rng.random())
-        child.send_signal(signal.SIGKILL)
+        if i:
+            time.sleep(whole * (0.4 + 0.1 * i))
+            child.send_signal(signal.SIGKILL)
         killed += child.wait() != 0
+        whole = whole or time.perf_counter() - start
         if in_place:
             assert inspect(source).verdict in ("duplicate", "tied")
             CliRunner().invoke(cli, ["tie", str(source), "--in-place"])

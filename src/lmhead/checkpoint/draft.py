@@ -10,8 +10,10 @@ from typing import Any
 
 from lmhead.checkpoint.end_names import partner_name
 from lmhead.checkpoint.entry import Checkpoint, Entry, Header
+from lmhead.checkpoint.flag_scale import SCALE, scale_beside
 from lmhead.checkpoint.flags import CLASS_DEFAULT, Flag, read_flag
 from lmhead.checkpoint.json_text import drop_member, set_member
+from lmhead.checkpoint.local_files import other_weights, root_of
 from lmhead.checkpoint.new_index import changed_index, new_index
 from lmhead.checkpoint.packing import packing
 from lmhead.checkpoint.pieces import (
@@ -23,13 +25,11 @@ from lmhead.checkpoint.pieces import (
     safetensors_parts,
 )
 from lmhead.checkpoint.plan import Edit, Plan
-from lmhead.checkpoint.rewrite import STAGE, Target
+from lmhead.checkpoint.rewrite import Target
 from lmhead.checkpoint.roles import Roles, find_roles, stem
 from lmhead.errors import LMHeadError, SourceError
-from lmhead.records import FLAG, Factor
 
 CONFIG = "config.json"
-_SCALE = "scale_decoder_outputs"  # what transformers 5 asks before T5's flag
 _QUANTIZATION = ("quantization", "quantization_config")
 
 
@@ -42,7 +42,7 @@ class Draft:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self.root = _root(checkpoint)
+        self.root = root_of(checkpoint)
         self.roles: Roles = find_roles(checkpoint)
         self.flag: Flag = read_flag(checkpoint, self.roles)
         self.edits: list[Edit] = []
@@ -79,10 +79,11 @@ class Draft:
     # --- tensors -------------------------------------------------------------------------------
 
     def drop(self, entries: Iterable[Entry], why: str) -> None:
+        """Take tensors out of every file that holds them."""
         entries = list(entries)
         for entry in entries:
-            pieces = self._of(entry.file)
-            pieces.remove(self._piece(entry.file, entry.name))
+            for file in self._holders(entry.name):
+                self._of(file).remove(self._piece(file, entry.name))
         self._say(entries[0].file, f"drop {_names(entries)}: {why}")
 
     def add(self, beside: Entry, pieces: Iterable[Piece], why: str) -> None:
@@ -96,6 +97,18 @@ class Draft:
         self._say(beside.file, f"add {_names(pieces)}: {why}")
 
     def replace(self, entry: Entry, piece: Piece, what: str) -> None:
+        """Put another tensor in the place of one.
+
+        Raises:
+            LMHeadError: two files hold a tensor of that name.
+        """
+        files = self._holders(entry.name)
+        if len(files) > 1:
+            raise LMHeadError(
+                f"{self.checkpoint.source}: {entry.name} stands in {len(files)} files, "
+                f"{self._name(files[0])} and {self._name(files[1])}",
+                "keep one of the files that hold it",
+            )
         there = self._of(entry.file)
         there[there.index(self._piece(entry.file, entry.name))] = piece
         self._say(entry.file, what)
@@ -104,6 +117,9 @@ class Draft:
         """Give a tensor another name at its place."""
         piece = renamed(self._piece(entry.file, entry.name), name)
         self.replace(entry, piece, f"rename {entry.name} to {name}: {why}")
+
+    def _holders(self, name: str) -> list[Path]:
+        return [h.file for h in self.checkpoint.headers if name in h.entries]
 
     def _piece(self, file: Path, name: str) -> Piece:
         return next(piece for piece in self._of(file) if piece.name == name)
@@ -135,44 +151,20 @@ class Draft:
         """
         if self.checkpoint.format == "gguf":
             return
-        if self.checkpoint.config is None:
+        config = self.checkpoint.config
+        if config is None:
             self.notes.append("there is no config.json, so no flag says whether the ends are tied")
             return
-        self._keep_scale(tied)
+        scaled, note = scale_beside(self.checkpoint, self.roles.family, self.flag, tied)
+        if scaled and config.get(SCALE) is not True:
+            self.set_config(SCALE, True, config.get(SCALE))
+        self.notes += [note] if note else []
         for level in self.flag.levels:
             *outer, _ = level.place.split(".")
-            if level.place in (CLASS_DEFAULT, _SCALE) or not self._is_object(outer):
+            if level.place in (CLASS_DEFAULT, SCALE) or not self._is_object(outer):
                 continue
             if level.value is not tied:
                 self.set_config(level.place, tied, level.value)
-
-    def _keep_scale(self, tied: bool) -> None:
-        """In T5's kin the flag also says whether the hidden state is scaled: pin that down."""
-        family = self.roles.family
-        scale = family.hidden_scale if family else None
-        if not isinstance(scale, Factor) or FLAG not in scale.when:
-            return
-        config = self.checkpoint.config or {}
-        if _SCALE not in scale.when:
-            if bool(self.flag.effective) is not tied:
-                raise LMHeadError(
-                    f"{self.checkpoint.source}: {config['model_type']} scales its hidden state "
-                    f"only where {FLAG} is true, so {str(tied).lower()} makes another model of it"
-                )
-            return
-        if scale.value(config) is None:
-            if tied:
-                raise LMHeadError(
-                    f"{self.checkpoint.source}: {FLAG} false also says here that the hidden state "
-                    "is not scaled (as in T5 1.1): with true, loaders would scale it"
-                )
-        elif config.get(_SCALE) is not True:
-            self.set_config(_SCALE, True, config.get(_SCALE))
-        if not tied:
-            self.notes.append(
-                f"transformers before 5 takes {FLAG} false as 'hidden state not scaled' in this "
-                "family; 5 goes by scale_decoder_outputs"
-            )
 
     def set_config(self, place: str, value: Any, old: Any) -> None:
         """Set one value of config.json; its other characters stay."""
@@ -314,7 +306,7 @@ class Draft:
         if self._converts:
             self.notes.append("torch files are read, not written: all become safetensors files")
         touched = {target.name for target in weights} | set(removed)
-        others = [] if not weights else _other_weights(self.root, self.checkpoint, touched)
+        others = [] if not weights else other_weights(self.root, self.checkpoint, touched)
         if others:
             self.notes.append(f"left as they are: {', '.join(others)}")
         targets = (*weights, *texts) if weights_first else (*texts, *weights)
@@ -355,40 +347,5 @@ class Draft:
         return self.checkpoint.headers[0].file
 
 
-def _root(checkpoint: Checkpoint) -> Path:
-    where = checkpoint.source
-    if checkpoint.root is None:
-        raise LMHeadError(
-            f"{where}: its files are not here", f"hf download {where} --local-dir DIR"
-        )
-    if checkpoint.format == "adapter":
-        raise LMHeadError(
-            f"{where}: an adapter; its base model is what can be changed",
-            "merge it, or: lmhead untie BASE OUT --head-from ADAPTER",
-        )
-    if not checkpoint.headers or checkpoint.unread:
-        missing = checkpoint.unread[0].file.name if checkpoint.unread else "its weights"
-        raise SourceError(f"{where}: {missing} is not here", "download the whole model")
-    from lmhead.checkpoint.rewrite import unfinished
-
-    if unfinished(checkpoint.root):
-        raise LMHeadError(
-            f"{where}: a change in place was cut short ({STAGE}-… holds the rest)",
-            f"finish it: lmhead fix {where} --in-place",
-        )
-    return checkpoint.root
-
-
 def _names(things: Iterable[Entry | Piece]) -> str:
     return ", ".join(f"{t.name} ({t.dtype} {list(t.shape)})" for t in things)
-
-
-def _other_weights(root: Path, checkpoint: Checkpoint, touched: set[str]) -> list[str]:
-    """Files beside the checkpoint that may hold the same weights."""
-    ends = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
-    own = {header.file for header in checkpoint.headers}
-    return sorted(
-        path.name
-        for path in root.iterdir()
-        if path.name.endswith(ends) and path not in own and path.name not in touched
-    )

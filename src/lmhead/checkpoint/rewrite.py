@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from lmhead.checkpoint.pieces import BLOCK, Part, Range, part_size
 from lmhead.errors import LMHeadError, SourceError
@@ -166,7 +166,7 @@ def unfinished(root: Path) -> bool:
 
 
 def _replay(root: Path, stage: Path) -> None:
-    journal = json.loads((stage / _JOURNAL).read_text("utf-8"))
+    journal = _journal(stage)
     for name in journal["renames"]:
         fresh = stage / "view" / name
         if fresh.exists():  # else a killed process has renamed it
@@ -179,6 +179,20 @@ def _replay(root: Path, stage: Path) -> None:
     sync(root)
     step("unlink journal")
     (stage / _JOURNAL).unlink()
+
+
+def _journal(stage: Path) -> dict[str, list[str]]:
+    """The journal of a stage; only files of the folder itself may stand in it."""
+    path = stage / _JOURNAL
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        names = [PurePath(name) for name in (*found["renames"], *found["removed"])]
+        ours = all(name.parts and ".." not in name.parts for name in names)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SourceError(f"{path}: not a journal of ours: {error}", f"remove {stage}") from error
+    if not ours or any(name.is_absolute() for name in names):
+        raise SourceError(f"{path}: names files outside {stage.parent}", f"remove {stage}")
+    return dict(found)
 
 
 def write_file(path: Path, parts: Iterable[Part], like: Path | None = None) -> None:

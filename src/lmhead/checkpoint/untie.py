@@ -8,7 +8,7 @@ from lmhead.checkpoint.draft import Draft
 from lmhead.checkpoint.entry import Entry
 from lmhead.checkpoint.head_source import head_from as read_head
 from lmhead.checkpoint.pieces import Piece, piece_of
-from lmhead.checkpoint.plan import Plan
+from lmhead.checkpoint.plan import Plan, RefusedError
 from lmhead.checkpoint.roles import stem
 from lmhead.checkpoint.tie import Source, bias_alias, opened, shared, verdict_of
 from lmhead.errors import LMHeadError
@@ -23,8 +23,8 @@ def plan_untie(source: Source, head_from: Source | None = None) -> Plan:
             second table is a copy of the first, and the model computes what it did.
 
     Raises:
-        LMHeadError: no end is stored, the family always ties by its class, or the head does not
-            fit.
+        RefusedError: the head is lost, or none is meant, and `head_from` gives none.
+        LMHeadError: no end is stored, or the head does not fit.
         SourceError: unreadable.
     """
     checkpoint = opened(source)
@@ -34,6 +34,13 @@ def plan_untie(source: Source, head_from: Source | None = None) -> Plan:
         raise LMHeadError(f"{checkpoint.source}: holds neither an embedding nor a head")
     stored = embedding or head
     assert stored is not None
+    if head_from is None and before in ("missing-head", "no-head"):
+        raise RefusedError(
+            f"{checkpoint.source}: {before}: no head is stored, and a copy of the embedding would "
+            "be an invention",
+            "--head-from FILE takes a trained one; if the embedding is the head: "
+            f"lmhead tie {checkpoint.source} OUT",
+        )
     name = head.name if head else draft.name_of("head")
     if head_from is not None:
         if embedding is None:

@@ -77,9 +77,9 @@ def _show(plan: Plan, data: dict[str, Any], where: str, verdict: str) -> None:
         size = data["plan"]["bytes"]
         word = "smaller" if size["saved"] >= 0 else "larger"
         screen.print(
-            f"{size['written']:,} bytes in {len(plan.targets)} files; the checkpoint gets "
+            f"{size['written']:,} bytes to write; the checkpoint gets {abs(size['saved']):,} bytes "
+            f"{word}."
         )
-        screen.print(f"{abs(size['saved']):,} bytes {word}")
     else:
         screen.print("Nothing is to be changed.")
     for note in plan.notes:
