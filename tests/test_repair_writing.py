@@ -18,7 +18,7 @@ from gguf.quants import quantize
 from safetensors.torch import load_file, save_file
 from test_repair import EMBED, FLAG, HEAD, body, config_of, files, randn, same, stored, write
 
-from lmhead.checkpoint import rewrite
+from lmhead.checkpoint import disk, rewrite
 from lmhead.checkpoint.fix import plan_fix
 from lmhead.checkpoint.plan import finish_in_place
 from lmhead.checkpoint.resize import plan_resize
@@ -311,7 +311,7 @@ def killed_at(at, command, options, source, out):
                 os.kill(os.getpid(), signal.SIGKILL)
             steps += 1
 
-        rewrite.step = step
+        disk.step = step
         plan = {"tie": plan_tie, "untie": plan_untie, "resize": plan_resize, "fix": plan_fix}
         try:
             plan[command](source, **options).apply(out, in_place=out is None)

@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from lmhead.checkpoint.pieces import BLOCK, Part, Range, part_size
+from lmhead.checkpoint import disk
+from lmhead.checkpoint.pieces import Part, Range, part_size
 from lmhead.errors import LMHeadError, SourceError
 
 STAGE = ".lmhead-stage"  # prefix of what is not finished
@@ -37,10 +38,6 @@ class Target:
     @property
     def nbytes(self) -> int:
         return sum(part_size(part) for part in self.parts)
-
-
-def step(what: str) -> None:
-    """Called before each change of the disk; a test stops the process here."""
 
 
 def write_folder(
@@ -67,7 +64,7 @@ def write_folder(
         raise LMHeadError(f"{out}: holds the source {root}", "name another OUT, or --in-place")
     written = {target.name for target in targets} | set(removed)
     kept = [name for name in _files(root, out) if name not in written]
-    step(f"mkdir {out.parent}")
+    disk.step(f"mkdir {out.parent}")
     out.parent.mkdir(parents=True, exist_ok=True)
     same_disk = os.stat(out.parent).st_dev == os.stat(root).st_dev
     linked = {
@@ -79,13 +76,13 @@ def write_folder(
         for name in kept:
             _carry(root / name, stage / name, name in linked)
         for target in targets:
-            write_file(stage / target.name, target.parts, like=root / target.name)
+            disk.write_file(stage / target.name, target.parts, like=root / target.name)
         for folder in sorted({path.parent for path in stage.rglob("*")}, reverse=True):
-            sync(folder)
+            disk.sync(folder)
         check(stage)
-        step(f"rename {out}")
+        disk.step(f"rename {out}")
         stage.rename(out)
-        sync(out.parent)
+        disk.sync(out.parent)
 
 
 def write_single(
@@ -98,15 +95,15 @@ def write_single(
     out = source if in_place else out.absolute()
     if not in_place and os.path.lexists(out):
         raise LMHeadError(f"{out} exists", "name another OUT")
-    step(f"mkdir {out.parent}")
+    disk.step(f"mkdir {out.parent}")
     out.parent.mkdir(parents=True, exist_ok=True)
     refuse_full(out.parent, target.nbytes)
     with _stage(out.parent, out.name) as stage:
-        write_file(stage / out.name, target.parts, like=source)
+        disk.write_file(stage / out.name, target.parts, like=source)
         check(stage / out.name)
-        step(f"rename {out}")
+        disk.step(f"rename {out}")
         (stage / out.name).replace(out)
-        sync(out.parent)
+        disk.sync(out.parent)
 
 
 def write_in_place(
@@ -127,7 +124,7 @@ def write_in_place(
         with _stage(root, "in-place") as stage:
             view = stage / "view"  # what the folder will be, for the check
             for target in targets:
-                write_file(view / target.name, target.parts, like=root / target.name)
+                disk.write_file(view / target.name, target.parts, like=root / target.name)
             for name in kept:
                 (view / name).parent.mkdir(parents=True, exist_ok=True)
                 (view / name).symlink_to(root / name)
@@ -136,13 +133,13 @@ def write_in_place(
                 (view / name).unlink()
             journal = {"renames": [target.name for target in targets], "removed": removed}
             text = json.dumps(journal).encode()
-            write_file(stage / (_JOURNAL + ".tmp"), (text,))
+            disk.write_file(stage / (_JOURNAL + ".tmp"), (text,))
             for folder in sorted({path.parent for path in stage.rglob("*")}, reverse=True):
-                sync(folder)
-            step("rename journal")
+                disk.sync(folder)
+            disk.step("rename journal")
             (stage / (_JOURNAL + ".tmp")).rename(stage / _JOURNAL)
-            sync(stage)
-            sync(root)
+            disk.sync(stage)
+            disk.sync(root)
             _replay(root, stage)
 
 
@@ -170,14 +167,14 @@ def _replay(root: Path, stage: Path) -> None:
     for name in journal["renames"]:
         fresh = stage / "view" / name
         if fresh.exists():  # else a killed process has renamed it
-            step(f"rename {name}")
+            disk.step(f"rename {name}")
             fresh.replace(root / name)
-            sync((root / name).parent)
+            disk.sync((root / name).parent)
     for name in journal["removed"]:
-        step(f"unlink {name}")
+        disk.step(f"unlink {name}")
         (root / name).unlink(missing_ok=True)
-    sync(root)
-    step("unlink journal")
+    disk.sync(root)
+    disk.step("unlink journal")
     (stage / _JOURNAL).unlink()
 
 
@@ -195,28 +192,6 @@ def _journal(stage: Path) -> dict[str, list[str]]:
     return dict(found)
 
 
-def write_file(path: Path, parts: Iterable[Part], like: Path | None = None) -> None:
-    """Write a file from its parts and sync it; it has the mode of `like`, where that is there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    step(f"create {path.name}")
-    with path.open("xb", buffering=0) as file:
-        for part in _joined(parts):
-            step(f"write {path.name}")
-            if isinstance(part, Range):
-                _copy(part, file.fileno())
-            else:
-                size = 0
-                for block in (part,) if isinstance(part, bytes) else part.blocks():
-                    _write_all(file.fileno(), block)
-                    size += len(block)
-                if size != part_size(part):
-                    raise AssertionError(f"{path}: {size} bytes made, {part_size(part)} planned")
-        step(f"sync {path.name}")
-        os.fsync(file.fileno())
-    if like is not None and like.exists():
-        shutil.copymode(like, path)
-
-
 def refuse_existing(out: Path) -> None:
     """Raise an LMHeadError where `out` is there, unless it is an empty folder."""
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
@@ -228,62 +203,6 @@ def refuse_full(folder: Path, size: int) -> None:
     free = shutil.disk_usage(folder).free
     if size > free:
         raise SourceError(f"{folder}: {size:,} bytes are to be written, {free:,} are free")
-
-
-def sync(folder: Path) -> None:
-    if os.name == "posix":  # elsewhere folders cannot be opened
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _joined(parts: Iterable[Part]) -> Iterator[Part]:
-    """The parts, with ranges that follow each other in one file made one."""
-    last: Range | None = None
-    for part in parts:
-        if not isinstance(part, Range):
-            if last:
-                yield last
-            last = None
-            yield part
-        elif last and (part.file, part.offset) == (last.file, last.offset + last.nbytes):
-            last = Range(last.file, last.offset, last.nbytes + part.nbytes)
-        else:
-            if last:
-                yield last
-            last = part
-    if last:
-        yield last
-
-
-def _copy(part: Range, out: int) -> None:
-    """Copy a range to the end of a file, inside the kernel where that is possible."""
-    with part.file.open("rb", buffering=0) as file:
-        source, at, end = file.fileno(), part.offset, part.offset + part.nbytes
-        within_kernel = hasattr(os, "copy_file_range")
-        while at < end:
-            if within_kernel:
-                try:
-                    n = os.copy_file_range(source, out, min(end - at, 2**30), at)
-                except OSError as error:
-                    if error.errno == errno.ENOSPC:
-                        raise
-                    within_kernel = False  # across disks, or a file system that has none
-                    continue
-            else:
-                n = _write_all(out, os.pread(source, min(end - at, BLOCK), at))
-            if n == 0:
-                raise SourceError(f"{part.file}: has become shorter than {end:,} bytes")
-            at += n
-
-
-def _write_all(out: int, data: bytes) -> int:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(out, view) :]
-    return len(data)
 
 
 def _files(root: Path, out: Path) -> list[str]:
@@ -304,7 +223,7 @@ def _carry(source: Path, path: Path, link: bool) -> None:
     """A hard link to a file, or a copy of it; what a symbolic link stands for is carried."""
     path.parent.mkdir(parents=True, exist_ok=True)
     real = source.resolve()
-    step(f"carry {path.name}")
+    disk.step(f"carry {path.name}")
     if link:
         try:
             os.link(real, path)
@@ -312,7 +231,7 @@ def _carry(source: Path, path: Path, link: bool) -> None:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise
-    write_file(path, (Range(real, 0, real.stat().st_size),), like=real)
+    disk.write_file(path, (Range(real, 0, real.stat().st_size),), like=real)
 
 
 def _within(inner: Path, outer: Path) -> bool:
@@ -329,7 +248,7 @@ def _stage(parent: Path, name: str) -> Iterator[Path]:
         with contextlib.suppress(LMHeadError, FileNotFoundError), _alone(old):
             shutil.rmtree(old, ignore_errors=True)
     stage = parent / f"{STAGE}-{name}-{os.getpid()}-{time.monotonic_ns()}"
-    step(f"mkdir {stage.name}")
+    disk.step(f"mkdir {stage.name}")
     stage.mkdir()
     with _alone(stage):
         try:
