@@ -22,7 +22,7 @@ from lmhead.checkpoint import disk, rewrite
 from lmhead.checkpoint.fix import plan_fix
 from lmhead.checkpoint.plan import finish_in_place
 from lmhead.checkpoint.resize import plan_resize
-from lmhead.checkpoint.rewrite import STAGE
+from lmhead.checkpoint.rewrite import _IN_PLACE
 from lmhead.checkpoint.tie import plan_tie
 from lmhead.checkpoint.untie import plan_untie
 from lmhead.checkpoint.verdict import inspect
@@ -339,7 +339,7 @@ def test_killed_at_every_step_beside(command, options, tmp_path):
         assert out.exists() is (steps is not None)  # all or nothing
         at += 1
     assert at == steps + 1 > 10
-    assert not list(tmp_path.glob(f"{STAGE}*"))  # what the killed ones left is gone
+    assert not list(tmp_path.glob(".lmhead*"))  # what the killed ones left is gone
     inspect(out)
 
 
@@ -356,7 +356,7 @@ def test_killed_at_every_step_in_place(command, options, tmp_path):
         source = tmp_path / f"{at}"
         shutil.copytree(original, source)
         steps = killed_at(at, command, options, source, None)
-        now = {k: v for k, v in files(source).items() if not k.startswith(STAGE)}
+        now = {k: v for k, v in files(source).items() if not k.startswith(_IN_PLACE)}
         if command != "resize":
             inspect(source)  # readable at every moment, whole models of before or after
         assert all(v in (before.get(k), after.get(k)) for k, v in now.items())
@@ -377,7 +377,7 @@ def test_killed_at_every_step_in_place(command, options, tmp_path):
 def test_a_journal_of_nobody_is_not_followed(tmp_path):
     source = two_shards(tmp_path / "a")
     (tmp_path / "precious").write_text("x")
-    stage = source / f"{STAGE}-in-place-1-1"
+    stage = source / f"{_IN_PLACE}-1-1"
     (stage / "view").mkdir(parents=True)
     for text in (
         json.dumps({"renames": [], "removed": ["../precious"]}),
@@ -390,6 +390,15 @@ def test_a_journal_of_nobody_is_not_followed(tmp_path):
         with pytest.raises(SourceError, match="remove "):
             finish_in_place(source)
         assert (tmp_path / "precious").exists()
+
+
+def test_a_plan_is_of_the_files_as_they_were(tmp_path):
+    source = two_shards(tmp_path / "a")
+    plan = plan_tie(source)
+    plan.apply(in_place=True)
+    with pytest.raises(LMHeadError, match="has changed since the plan was made"):
+        plan.apply(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_one_change_of_a_folder_at_a_time(tmp_path):
@@ -423,7 +432,7 @@ def test_real_kills(in_place, tmp_path):
             assert inspect(source).verdict in ("duplicate", "tied")
             CliRunner().invoke(cli, ["tie", str(source), "--in-place"])
             assert inspect(source).verdict == "tied"
-            assert not list(source.glob(f"{STAGE}*"))
+            assert not list(source.glob(".lmhead*"))
         else:
             assert files(source) == before
             if Path(out[0]).exists():

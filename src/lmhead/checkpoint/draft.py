@@ -13,7 +13,7 @@ from lmhead.checkpoint.entry import Checkpoint, Entry, Header
 from lmhead.checkpoint.flag_scale import SCALE, scale_beside
 from lmhead.checkpoint.flags import CLASS_DEFAULT, Flag, read_flag
 from lmhead.checkpoint.json_text import drop_member, set_member
-from lmhead.checkpoint.local_files import other_weights, root_of
+from lmhead.checkpoint.local_files import other_weights, root_of, state_of
 from lmhead.checkpoint.new_index import changed_index, new_index
 from lmhead.checkpoint.packing import packing
 from lmhead.checkpoint.pieces import (
@@ -47,6 +47,9 @@ class Draft:
         self.flag: Flag = read_flag(checkpoint, self.roles)
         self.edits: list[Edit] = []
         self.notes: list[str] = []
+        read = [header.file for header in checkpoint.headers]
+        read += [checkpoint.index.file] if checkpoint.index else []
+        self._sources = state_of([*read, self.root / CONFIG])
         self._pieces: dict[Path, list[Piece]] = {}
         self._config: str | None = None
         self._rebuild = False
@@ -322,6 +325,7 @@ class Draft:
             notes=tuple(self.notes),
             before=before,
             expected=expected,
+            sources=self._sources,
             saved=sum(path.stat().st_size for path in replaced if path.is_file())
             - sum(target.nbytes for target in targets),
             gone=gone,

@@ -6,12 +6,12 @@ from lmhead.checkpoint.draft import Draft
 from lmhead.checkpoint.findings import Finding, find
 from lmhead.checkpoint.plan import Plan, RefusedError
 from lmhead.checkpoint.reading import Reading, read
-from lmhead.checkpoint.tie import Source, drop_extras, join, opened, rename_inverted
+from lmhead.checkpoint.tie import Source, drop_extras, join, opened, refuse_shapes, rename_inverted
 from lmhead.checkpoint.untie import add_extras
 from lmhead.errors import SourceError
 
 _INDEX = {"index-stale", "index-incomplete", "index-invalid"}
-_FLAGS = {"flag-contradiction", "flag-absent"}
+_FLAGS = {"flag-contradiction", "flag-absent", "width-mismatch"}
 _BROKEN = {"corrupt-header", "partial-shard"}
 
 
@@ -41,10 +41,11 @@ def plan_fix(source: Source, *, leave_out: bool = True) -> Plan:
     draft = Draft(checkpoint)
     expected = _mend_ends(draft, reading)
     gone = {reading.verdict} & {"conflict", "duplicate", "inverted"}
+    says = {"tied": True, "untied": False, "tieable": False}.get(expected)
     left: list[Finding] = []
     for code in dict.fromkeys(finding.code for finding in findings):
         of_code = [finding for finding in findings if finding.code == code]
-        if code in _FLAGS | _INDEX | {"width-mismatch"}:
+        if code in _INDEX or (code in _FLAGS and says is not None):
             gone.add(code)
         elif code == "stray-file" and leave_out:
             gone.add(code)
@@ -53,8 +54,8 @@ def plan_fix(source: Source, *, leave_out: bool = True) -> Plan:
                     draft.leave_out(problem.file, "the index does not name it")
         elif code not in gone and code != "tieable":
             left += of_code
-    if gone & _FLAGS and expected in ("tied", "untied"):
-        draft.set_flag(expected == "tied")
+    if gone & _FLAGS and says is not None:
+        draft.set_flag(says)
     if gone & _INDEX:
         why = next(finding.message for finding in findings if finding.code in _INDEX)
         if len(checkpoint.headers) > 1 or checkpoint.index:
@@ -93,6 +94,7 @@ def _mend_ends(draft: Draft, reading: Reading) -> str:
     if verdict == "duplicate":
         assert embedding is not None
         assert head is not None
+        refuse_shapes(draft, embedding, head)
         join(draft, embedding, head, None, reading.difference)
         drop_extras(draft)
         draft.set_flag(True)
@@ -107,8 +109,6 @@ def _mend_ends(draft: Draft, reading: Reading) -> str:
         rename_inverted(draft, head)
         draft.set_flag(True)
         return "tied"
-    if any(finding.code == "width-mismatch" for finding in find(reading)):
-        draft.set_flag(False)
     return verdict
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from lmhead.checkpoint.entry import Checkpoint
-from lmhead.checkpoint.rewrite import STAGE, unfinished
+from lmhead.checkpoint.rewrite import unfinished
 from lmhead.errors import LMHeadError, SourceError
 
 
@@ -31,7 +32,7 @@ def root_of(checkpoint: Checkpoint) -> Path:
         raise SourceError(f"{where}: {missing} is not here", "download the whole model")
     if unfinished(checkpoint.root):
         raise LMHeadError(
-            f"{where}: a change in place was cut short ({STAGE}-… holds the rest)",
+            f"{where}: a change in place was cut short; a hidden folder in it holds the rest",
             f"finish it: lmhead fix {where} --in-place",
         )
     return checkpoint.root
@@ -49,3 +50,9 @@ def other_weights(root: Path, checkpoint: Checkpoint, touched: set[str]) -> list
         and path not in own
         and path.name not in touched
     )
+
+
+def state_of(paths: Iterable[Path]) -> tuple[tuple[Path, int, int], ...]:
+    """Size and time of change of files, to notice when they change."""
+    states = [(path, path.stat()) for path in paths if path.is_file()]
+    return tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in states)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmhead.checkpoint.local_files import state_of
 from lmhead.checkpoint.pieces import Range
 from lmhead.checkpoint.rewrite import (
     Target,
@@ -57,6 +58,7 @@ class Plan:
         before: the verdict now.
         expected: the verdicts that may stand afterwards.
         saved: bytes that the checkpoint gets smaller by; negative where it grows.
+        sources: the files that were read, with size and time of change.
         gone: finding codes that must not stand afterwards.
         loss: how far apart the ends were that were made one, or None where nothing is lost.
     """
@@ -72,6 +74,7 @@ class Plan:
     before: str
     expected: tuple[str, ...]
     saved: int
+    sources: tuple[tuple[Path, int, int], ...]
     gone: tuple[str, ...] = ()
     loss: dict[str, Any] | None = None
 
@@ -109,6 +112,7 @@ class Plan:
         """
         if (out is None) is not in_place:
             raise LMHeadError("either OUT or --in-place", "name a new folder, or give --in-place")
+        self._refuse_changed()
         if self.single is not None:
             where = self._apply_file(out)
         elif out is None:
@@ -137,7 +141,14 @@ class Plan:
         write_single(self.single, where, target, self._check, in_place=out is None)
         return where
 
+    def _refuse_changed(self) -> None:
+        now = state_of(path for path, *_ in self.sources)
+        if now != self.sources:
+            changed = next(iter(set(self.sources) - set(now)))[0]
+            raise LMHeadError(f"{changed}: has changed since the plan was made", "plan again")
+
     def _check(self, path: Path) -> None:
+        self._refuse_changed()
         from lmhead.checkpoint.verdict import inspect
 
         report = inspect(str(path))

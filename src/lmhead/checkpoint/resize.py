@@ -59,6 +59,12 @@ def plan_resize(
             f"{checkpoint.source}: a GGUF file holds its tokens as well; it is not resized",
             "resize the model's safetensors folder and convert again",
         )
+    family = draft.roles.family
+    if family and family.follows == "never" and len({end.rows for end in ends}) > 1:
+        raise LMHeadError(
+            f"{checkpoint.source}: the ends of {family.model_type} have different rows on purpose",
+            family.note,
+        )
     for end in ends:
         if end.dtype not in DTYPES or len(draft.group(end)) > 1:
             raise LMHeadError(

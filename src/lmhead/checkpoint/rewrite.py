@@ -25,7 +25,10 @@ from lmhead.errors import LMHeadError, SourceError
 STAGE = ".lmhead-stage"  # prefix of what is not finished
 _JOURNAL = "renames.json"
 _OWN = (".git", ".cache")  # what is true of the source folder alone
-_LINK_FROM = 2**20  # bytes; smaller files are copied, since editors write into them
+_IN_PLACE = ".lmhead-in-place"  # of a change in place
+# Only weights of a megabyte and more are linked: editors and libraries write into other files.
+_LINK_FROM = 2**20
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,11 @@ def write_folder(
     kept = [name for name in _files(root, out) if name not in written]
     disk.step(f"mkdir {out.parent}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    same_disk = os.stat(out.parent).st_dev == os.stat(root).st_dev
-    linked = {
-        name for name in kept if link and same_disk and (root / name).stat().st_size >= _LINK_FROM
-    }
+    may_link = link and os.stat(out.parent).st_dev == os.stat(root).st_dev
+    linked = {name for name in kept if may_link and _is_large(root / name)}
     size = sum(target.nbytes for target in targets)
     refuse_full(out.parent, size + sum((root / n).stat().st_size for n in kept if n not in linked))
-    with _stage(out.parent, out.name) as stage:
+    with _stage(out.parent, f"{STAGE}-{out.name[:100]}") as stage:
         for name in kept:
             _carry(root / name, stage / name, name in linked)
         for target in targets:
@@ -98,7 +99,7 @@ def write_single(
     disk.step(f"mkdir {out.parent}")
     out.parent.mkdir(parents=True, exist_ok=True)
     refuse_full(out.parent, target.nbytes)
-    with _stage(out.parent, out.name) as stage:
+    with _stage(out.parent, f"{STAGE}-{out.name[:100]}") as stage:
         disk.write_file(stage / out.name, target.parts, like=source)
         check(stage / out.name)
         disk.step(f"rename {out}")
@@ -121,7 +122,7 @@ def write_in_place(
         finish(root)
         refuse_full(root, sum(target.nbytes for target in targets))
         kept = [name for name in _files(root, root) if name not in touched]
-        with _stage(root, "in-place") as stage:
+        with _stage(root, _IN_PLACE) as stage:
             view = stage / "view"  # what the folder will be, for the check
             for target in targets:
                 disk.write_file(view / target.name, target.parts, like=root / target.name)
@@ -149,7 +150,7 @@ def finish(root: Path) -> bool:
     Returns whether renames were carried out.
     """
     done = False
-    for stage in sorted(root.glob(f"{STAGE}-*")):
+    for stage in sorted(root.glob(f"{_IN_PLACE}-*")):
         if (stage / _JOURNAL).is_file():
             _replay(root, stage)
             done = True
@@ -159,7 +160,7 @@ def finish(root: Path) -> bool:
 
 def unfinished(root: Path) -> bool:
     """Whether a killed `write_in_place` had begun to rename files here."""
-    return any((stage / _JOURNAL).is_file() for stage in root.glob(f"{STAGE}-*"))
+    return any((stage / _JOURNAL).is_file() for stage in root.glob(f"{_IN_PLACE}-*"))
 
 
 def _replay(root: Path, stage: Path) -> None:
@@ -213,10 +214,16 @@ def _files(root: Path, out: Path) -> list[str]:
         folders[:] = [
             name
             for name in folders
-            if not name.startswith(STAGE) and name not in _OWN and (here / name).absolute() != out
+            if not name.startswith((STAGE, _IN_PLACE))
+            and name not in _OWN
+            and (here / name).absolute() != out
         ]
         found += [str((here / name).relative_to(root)) for name in files]
     return sorted(found)
+
+
+def _is_large(path: Path) -> bool:
+    return path.suffix in _WEIGHTS and path.stat().st_size >= _LINK_FROM
 
 
 def _carry(source: Path, path: Path, link: bool) -> None:
@@ -244,10 +251,10 @@ def _stage(parent: Path, name: str) -> Iterator[Path]:
 
     Those that killed processes left for the same name are removed first; living ones are locked.
     """
-    for old in parent.glob(f"{STAGE}-{glob.escape(name)}-[0-9]*"):
+    for old in parent.glob(f"{glob.escape(name)}-[0-9]*"):
         with contextlib.suppress(LMHeadError, FileNotFoundError), _alone(old):
             shutil.rmtree(old, ignore_errors=True)
-    stage = parent / f"{STAGE}-{name}-{os.getpid()}-{time.monotonic_ns()}"
+    stage = parent / f"{name}-{os.getpid()}-{time.monotonic_ns()}"
     disk.step(f"mkdir {stage.name}")
     stage.mkdir()
     with _alone(stage):
