@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 from lmhead.errors import LMHeadError, SourceError
 
 if TYPE_CHECKING:
+    from lmhead.checkpoint.fix import plan_fix
     from lmhead.checkpoint.folder import open_checkpoint
+    from lmhead.checkpoint.resize import plan_resize
+    from lmhead.checkpoint.tie import plan_tie
+    from lmhead.checkpoint.untie import plan_untie
     from lmhead.checkpoint.verdict import inspect
     from lmhead.families import family
     from lmhead.hf import ends
@@ -49,6 +53,10 @@ _HOME = {
     "linear_logprobs": "loss",
     "open_checkpoint": "checkpoint.folder",
     "inspect": "checkpoint.verdict",
+    "plan_fix": "checkpoint.fix",
+    "plan_resize": "checkpoint.resize",
+    "plan_tie": "checkpoint.tie",
+    "plan_untie": "checkpoint.untie",
     "predict_next": "predict",
     "tie": "tying",
     "tied_init_std": "transform",
@@ -75,6 +83,10 @@ __all__ = [
     "linear_cross_entropy",
     "linear_logprobs",
     "open_checkpoint",
+    "plan_fix",
+    "plan_resize",
+    "plan_tie",
+    "plan_untie",
     "predict_next",
     "tie",
     "tied_init_std",
