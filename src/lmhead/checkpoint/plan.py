@@ -20,6 +20,7 @@ from lmhead.checkpoint.rewrite import (
 from lmhead.errors import LMHeadError, SourceError
 
 SCHEMA = 1
+_SEE = "lmhead inspect {} shows which tensors count; if it is right, please report this"
 _HEADLESS = {"no-head", "missing-head"}
 
 
@@ -159,7 +160,7 @@ class Plan:
             raise SourceError(
                 f"what was written reads as {verdict}, not as {' or '.join(self.expected)}; it was "
                 "removed, the source is as it was",
-                "please report it",
+                _SEE.format(self.source),
             )
         if self.gone:
             left = {finding.code for finding in report.findings} & set(self.gone)
@@ -167,7 +168,7 @@ class Plan:
                 raise SourceError(
                     f"what was written still has {', '.join(sorted(left))}; it was removed, the "
                     "source is as it was",
-                    "please report it",
+                    _SEE.format(self.source),
                 )
 
     def to_dict(self) -> dict[str, Any]:
