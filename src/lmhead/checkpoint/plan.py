@@ -11,8 +11,7 @@ from lmhead.checkpoint.local_files import state_of
 from lmhead.checkpoint.pieces import Range
 from lmhead.checkpoint.rewrite import (
     Target,
-    finish,
-    unfinished,
+    recover,
     write_folder,
     write_in_place,
     write_single,
@@ -217,9 +216,13 @@ class Applied:
 
 
 def finish_in_place(path: str | os.PathLike[str]) -> bool:
-    """Finish a change in place that was cut short; whether there was one."""
+    """Finish a change in place that was cut short, and remove its traces; whether there was one.
+
+    Raises:
+        LMHeadError: another process is changing the folder.
+    """
     root = Path(path).expanduser()
-    return root.is_dir() and unfinished(root) and finish(root)
+    return root.is_dir() and recover(root)
 
 
 def _verdict(path: Path) -> str:
