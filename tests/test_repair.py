@@ -384,6 +384,25 @@ def test_a_head_that_was_saved_whole(tmp_path):
     assert same(stored(tmp_path / "out2")[HEAD], head)
 
 
+@pytest.mark.parametrize(
+    ("family", "embedding", "head"),
+    [
+        ("llama", "model.embed_tokens.weight", "lm_head.weight"),
+        ("llama", "module.model.embed_tokens.weight", "module.lm_head.weight"),
+        ("gemma4_unified_text", "model.language_model.embed_tokens.weight", "lm_head.weight"),
+        ("llava", "model.language_model.embed_tokens.weight", "lm_head.weight"),
+        ("gpt2", "wte.weight", "lm_head.weight"),
+        ("gpt_neox", "gpt_neox.embed_in.weight", "embed_out.weight"),
+        ("of nobody", "tok_embeddings.weight", "output.weight"),
+    ],
+)
+def test_the_second_end_is_named_after_the_first(family, embedding, head, tmp_path):
+    config = {"model_type": family, FLAG: True, "vocab_size": 12}
+    source = write(tmp_path / "a", [{embedding: randn(12, 4)}], config)
+    plan_untie(source).apply(tmp_path / "out")
+    assert set(stored(tmp_path / "out")) == {embedding, head}
+
+
 def test_heads_that_do_not_fit(tmp_path):
     source = write(tmp_path / "base", [{EMBED: randn(12, 4)}], {FLAG: True})
     names = ["base_model.model.lm_head.lora_A.weight", "base_model.model.lm_head.lora_B.weight"]

@@ -23,7 +23,7 @@ def partner_name(roles: Roles, role: str) -> str:
         mine, other = family.head, family.embedding
         if role == "head":
             mine, other = other, mine
-        if here.name.endswith(mine):
+        if here.name == mine or here.name.endswith(f".{mine}"):
             return here.name[: -len(mine)] + other
     name = stem(here.name)
     values = here.name[len(name) :]

@@ -72,7 +72,13 @@ def plan_fix(source: Source, *, leave_out: bool = True) -> Plan:
     if not draft.edits:
         draft.notes.append("nothing is to be mended")
     end = {expected} if expected != "untied" else {"untied", "tieable"}
-    return draft.plan("fix", reading.verdict, tuple(sorted(end)), gone=tuple(sorted(gone)))
+    return draft.plan(
+        "fix",
+        reading.verdict,
+        tuple(sorted(end)),
+        weights_first=expected == "untied",
+        gone=tuple(sorted(gone)),
+    )
 
 
 def _mend_ends(draft: Draft, reading: Reading) -> str:

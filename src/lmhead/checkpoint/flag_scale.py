@@ -29,7 +29,8 @@ def scale_beside(
             f"{where}: {config.get('model_type')} scales its hidden state only where {FLAG} is "
             f"true, so {str(tied).lower()} makes another model of it"
         )
-    if scale.value(config) is None:
+    said = (config.get(key) for key in scale.when)
+    if not next((value for value in said if value is not None), scale.when_default):
         if tied:
             raise LMHeadError(
                 f"{where}: {FLAG} false also says here that the hidden state is not scaled (as in "

@@ -11,8 +11,7 @@ from lmhead.checkpoint.local_files import state_of
 from lmhead.checkpoint.pieces import Range
 from lmhead.checkpoint.rewrite import (
     Target,
-    finish,
-    unfinished,
+    recover,
     write_folder,
     write_in_place,
     write_single,
@@ -20,6 +19,7 @@ from lmhead.checkpoint.rewrite import (
 from lmhead.errors import LMHeadError, SourceError
 
 SCHEMA = 1
+_SEE = "lmhead inspect {} shows which tensors count; if it is right, please report this"
 _HEADLESS = {"no-head", "missing-head"}
 
 
@@ -159,7 +159,7 @@ class Plan:
             raise SourceError(
                 f"what was written reads as {verdict}, not as {' or '.join(self.expected)}; it was "
                 "removed, the source is as it was",
-                "please report it",
+                _SEE.format(self.source),
             )
         if self.gone:
             left = {finding.code for finding in report.findings} & set(self.gone)
@@ -167,7 +167,7 @@ class Plan:
                 raise SourceError(
                     f"what was written still has {', '.join(sorted(left))}; it was removed, the "
                     "source is as it was",
-                    "please report it",
+                    _SEE.format(self.source),
                 )
 
     def to_dict(self) -> dict[str, Any]:
@@ -216,9 +216,13 @@ class Applied:
 
 
 def finish_in_place(path: str | os.PathLike[str]) -> bool:
-    """Finish a change in place that was cut short; whether there was one."""
+    """Finish a change in place that was cut short, and remove its traces; whether there was one.
+
+    Raises:
+        LMHeadError: another process is changing the folder.
+    """
     root = Path(path).expanduser()
-    return root.is_dir() and unfinished(root) and finish(root)
+    return root.is_dir() and recover(root)
 
 
 def _verdict(path: Path) -> str:

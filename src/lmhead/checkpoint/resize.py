@@ -65,7 +65,7 @@ def plan_resize(
             f"{checkpoint.source}: the ends of {family.model_type} have different rows on purpose",
             family.note,
         )
-    for end in ends:
+    for end in _tables(draft, ends):
         if end.dtype not in DTYPES or len(draft.group(end)) > 1:
             raise LMHeadError(
                 f"{checkpoint.source}: {end.name} is quantised ({end.dtype}): it is not resized",

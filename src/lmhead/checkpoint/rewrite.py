@@ -144,6 +144,16 @@ def write_in_place(
             _replay(root, stage)
 
 
+def recover(root: Path) -> bool:
+    """`finish`, while no other process changes the folder.
+
+    Raises:
+        LMHeadError: another process does.
+    """
+    with _alone(root):
+        return finish(root)
+
+
 def finish(root: Path) -> bool:
     """Carry out what a killed `write_in_place` had begun to rename; remove what it had not.
 

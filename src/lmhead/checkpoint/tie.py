@@ -61,7 +61,9 @@ def plan_tie(source: Source, keep: str | None = None) -> Plan:
     if embedding and head and shared(embedding, head) and draft.rewrites:
         draft.drop([head], f"it is {embedding.name} already, one storage")
     draft.set_flag(True)
-    return draft.plan("tie", reading.verdict, ("tied",), loss=loss)
+    # Of an encoder the flag alone changes.
+    expected = ("tied", "no-head") if reading.verdict == "no-head" else ("tied",)
+    return draft.plan("tie", reading.verdict, expected, loss=loss)
 
 
 def join(
@@ -173,7 +175,8 @@ def bias_alias(draft: Draft) -> str:
     module, own = family.bias.rpartition(".")[0], f"{stem(family.head)}.bias"
     if not module or own == family.bias or not own.startswith(f"{module}."):
         return ""
-    return bias.name[: -len(family.bias)] + own if bias.name.endswith(family.bias) else ""
+    prefix = bias.name.removesuffix(family.bias)
+    return prefix + own if prefix != bias.name and (not prefix or prefix.endswith(".")) else ""
 
 
 def rename_inverted(draft: Draft, head: Entry) -> None:
