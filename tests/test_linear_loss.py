@@ -3,9 +3,11 @@
 import copy
 import pickle
 
+import accelerate
 import pytest
 import torch
 import transformers
+from accelerate.state import AcceleratorState
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmhead.conformance import random_model
@@ -248,3 +250,50 @@ def test_a_head_that_is_trained_beside_an_adapter():
     assert ours.loss.item() == pytest.approx(theirs.loss.item(), rel=1e-5)
     assert grads.keys() == right.keys()
     assert any("lm_head" in key for key in grads)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "granite", "cohere", "phi", "llama"])
+def test_under_autocast(name):
+    """float32 weights, bfloat16 products: as Trainer(bf16=True) trains."""
+    model = build(name).float()
+    inputs = batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        right = model(**inputs).loss.item()
+        with use_linear_loss(model):
+            ours = model.train()(**inputs).loss.item()
+    assert ours == pytest.approx(right, rel=2e-2)
+
+
+def test_accelerate_wraps_and_unwraps_it():
+    model = build("llama").float()
+    handle = use_linear_loss(model)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
+    wrapped = accelerator.prepare(model).train()
+    assert wrapped(**batch()).logits is None
+    bare = accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False)
+    assert bare.train()(**batch()).logits is None
+    assert bare.eval()(**batch()).logits is not None
+    handle.remove()
+    assert bare.train()(**batch()).logits is not None
+
+
+def test_removing_it_leaves_what_others_wrapped_around_it():
+    model = build("llama").float()
+    handle = use_linear_loss(model)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    wrapped = accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare(model).train()
+    handle.remove()
+    out = wrapped(**batch())
+    assert out.logits is not None
+    assert "forward" in model.__dict__
+
+
+@pytest.mark.parametrize(
+    "options", [{"memory": "none"}, {"backend": "cuda"}, {"gradient": "dense"}], ids=repr
+)
+def test_wrong_options_are_told_at_once(options):
+    model = build("llama")
+    with pytest.raises(LMHeadError):
+        use_linear_loss(model, **options)
+    assert "forward" not in model.__dict__

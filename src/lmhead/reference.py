@@ -226,10 +226,20 @@ def check_integer(name: str, ids: Tensor) -> None:
         raise LMHeadError(f"{name} must be of an integer dtype, got {ids.dtype}")
 
 
+def _batched(x: Tensor) -> bool:
+    """Whether vmap is about, at any level of torch.func."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_batchedtensor(x):
+            return True
+        x = functorch.get_unwrapped(x)
+    return False
+
+
 def check_ids(name: str, ids: Tensor, rows: int, table_rows: int) -> None:
     """Raise for an id that is no row. It waits for the device; nothing is read under compile or
     vmap."""
-    unreadable = torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(ids)
+    unreadable = torch.compiler.is_compiling() or _batched(ids)
     if unreadable or ids.is_meta or not ids.numel():
         return
     low, high = (int(end) for end in torch.aminmax(ids))

@@ -7,11 +7,10 @@ from those hidden states. What else the model adds to its loss (a router's, say)
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
+from types import MethodType, TracebackType
 from typing import Any
 
 import torch
@@ -20,9 +19,12 @@ from torch import Tensor
 from lmhead.errors import LMHeadError, first_line
 from lmhead.hf.views import end_modules, head_bias, head_transform
 from lmhead.loss import linear_cross_entropy
+from lmhead.loss.checks import check_gradient
+from lmhead.loss.policy import make_plan
 from lmhead.measure import TOLERANCE, ForwardError, evaluating, example_ids
 
 LOSS = "ForCausalLMLoss"  # the library's name of the loss that this replaces
+_NAME = "forward_with_linear_loss"
 
 
 def use_linear_loss(
@@ -70,7 +72,7 @@ class LinearLoss:
         base = getattr(model, "get_base_model", None)
         self._model = base() if callable(base) else model
         name = type(self._model).__name__
-        if isinstance(self._model.__dict__.get("forward"), _Patched):
+        if getattr(self._model.forward, "__name__", "") == _NAME:
             raise LMHeadError(f"{name} has a linear loss already", "remove that one first")
         table, self._writer = end_modules(self._model)
         # What the head's module takes is scaled already.
@@ -79,7 +81,7 @@ class LinearLoss:
         )
         self._keep_logits, self._options = keep_logits, options
         self._hidden: Tensor | None = None
-        self._on, self._checked, self._used = False, False, False
+        self._on, self._checked, self._used, self._removed = False, False, False, False
         if getattr(self._model, "final_logits_bias", None) is not None:
             raise LMHeadError(f"{name} adds a bias behind its head: its loss is left as it is")
         loss = getattr(self._model, "loss_function", None)
@@ -91,26 +93,31 @@ class LinearLoss:
         self._forward: Callable[..., Any] = self._model.forward
         self._write: Callable[[Tensor], Tensor] = self._writer.forward
         self._loss: Callable[..., Tensor] = loss  # type: ignore[assignment]
-        self._had = {
-            (owner, key): owner.__dict__.get(key)
-            for owner, key in (
-                (self._model, "forward"),
-                (self._writer, "forward"),
-                (self._model, "_loss_function"),
-            )
-        }
-        self._model.forward = _Patched(self._run, self._forward)
-        self._writer.forward = self._hand_over
-        self._model.loss_function = self._compute
+        make_plan(  # so that a wrong name is told now, not in the first step
+            *(torch.empty(1, 1), torch.empty(1, 1)),
+            backend=options["backend"],
+            memory=options["memory"],
+        )
+        check_gradient(options["gradient"], "bf16", None, "mean", options["memory"])
+        put = (
+            (self._model, "forward", _patched(self._model, self._run, self._forward)),
+            (self._writer, "forward", self._hand_over),
+            (self._model, "_loss_function", self._compute),
+        )
+        self._put = [(owner, key, value, owner.__dict__.get(key)) for owner, key, value in put]
+        for owner, key, value in put:
+            owner.__dict__[key] = value
 
     def remove(self) -> None:
-        """Undo it; twice does no harm."""
-        for (owner, key), value in self._had.items():
-            if value is None:
-                owner.__dict__.pop(key, None)
+        """Undo it; twice does no harm. What others have wrapped around it since stays."""
+        for owner, key, value, before in self._put:
+            if owner.__dict__.get(key) != value:
+                continue
+            if before is None:
+                del owner.__dict__[key]
             else:
-                owner.__dict__[key] = value
-        self._had = {}
+                owner.__dict__[key] = before
+        self._put, self._removed = [], True
 
     def __enter__(self) -> LinearLoss:
         return self
@@ -126,7 +133,7 @@ class LinearLoss:
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         given = inspect.signature(self._forward).bind_partial(*args, **kwargs).arguments
         labels = given.get("labels", given.get("kwargs", {}).get("labels"))
-        if not self._model.training or labels is None:
+        if self._removed or not self._model.training or labels is None:
             return self._forward(*args, **kwargs)
         if not self._checked:
             self._check()
@@ -205,7 +212,8 @@ class LinearLoss:
         ids = example_ids(self._writer.weight.shape[0]).to(self._writer.weight.device)
         name = type(self._model).__name__
         try:
-            with torch.no_grad(), evaluating(self._model):
+            device = self._writer.weight.device.type
+            with torch.no_grad(), evaluating(self._model), torch.autocast(device, enabled=False):
                 theirs = float(self._forward(input_ids=ids, labels=ids)[0])
                 ours = float(self._without_logits(input_ids=ids, labels=ids)[0])
         except LMHeadError:
@@ -229,12 +237,19 @@ class LinearLoss:
             )
 
 
-class _Patched:
-    """A forward pass in place of another, with its name and signature (trainers look at both)."""
+def _patched(model: Any, run: Callable[..., Any], original: Callable[..., Any]) -> MethodType:
+    """A method in place of a model's forward pass, with its signature (trainers look at it).
 
-    def __init__(self, run: Callable[..., Any], original: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, original)
-        self._run = run
+    It has no `__wrapped__`: accelerate follows that to what it takes for the model's own.
+    """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(*args, **kwargs)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return run(*args, **kwargs)
+
+    forward.__name__, forward.__doc__ = _NAME, original.__doc__
+    own = inspect.signature(original)
+    first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    forward.__signature__ = own.replace(  # type: ignore[attr-defined]
+        parameters=[first, *own.parameters.values()]
+    )
+    return MethodType(forward, model)

@@ -103,7 +103,7 @@ def linear_cross_entropy(
     """
     checks.check_table(input, weight, bias, transform)
     checks.check_reduction(reduction)
-    checks.check_targets(input, target)
+    checks.check_targets(input, target, ignore_index)
     if sample_weight is not None:
         checks.check_sample_weight(sample_weight, target)
     checks.check_gradient(gradient, gradient_error, generator, reduction, memory)
@@ -111,7 +111,8 @@ def linear_cross_entropy(
     if shift:
         target = checks.next_token(target, ignore_index)
         sample_weight = None if sample_weight is None else checks.next_token(sample_weight, 0)
-    labels = target.reshape(-1).long()
+    # A copy: the caller's tensor may be written again before the backward pass.
+    labels = target.reshape(-1).to(torch.int64, copy=True)
     counts = labels != ignore_index
     checks.check_rows("targets", labels.where(counts, 0), weight, transform)
 
@@ -121,6 +122,8 @@ def linear_cross_entropy(
     labels = labels if keep is None else labels[keep]
     if plan.backend == "reference":
         labels = labels.where(counts, 0)
+        hidden = hidden.where(counts.unsqueeze(-1), 0)  # what does not count may hold anything
+    bias = _narrow(bias, hidden)
     scale = None if sample_weight is None else sample_weight.reshape(-1)
     coef = _coefficients(counts, keep, plan, scale, reduction, wide(hidden).dtype)
     wants, rounding = _wants(hidden, weight, bias), None
@@ -188,7 +191,8 @@ def linear_logprobs(
     checks.check_rows("ids", ids, weight, transform)
     hidden, weight = checks.in_autocast(input.reshape(-1, input.shape[-1]), weight)
     plan = make_plan(hidden, weight, backend=backend, memory=memory)
-    wanted = ids.long().reshape(len(hidden), 1 if single else ids.shape[-1])
+    wanted = ids.to(torch.int64, copy=True).reshape(len(hidden), 1 if single else ids.shape[-1])
+    bias = _narrow(bias, hidden)
     wants = _wants(hidden, weight, bias)
     job = Job(wanted, None, Options(transform), plan, wants, entropy=entropy)
     with _no_autocast(hidden):
@@ -355,7 +359,15 @@ def _coefficients(
     if reduction != "mean":
         return coef
     total = coef.sum()
-    return coef / torch.where(total == 0, torch.ones_like(total), total)
+    none = total == 0
+    return torch.where(none, torch.zeros_like(coef), coef / torch.where(none, 1, total))
+
+
+def _narrow(bias: Tensor | None, hidden: Tensor) -> Tensor | None:
+    """The bias in float32 where it is float64 and the rest is not: so wide is what is computed."""
+    if bias is None or hidden.dtype == torch.float64 or bias.dtype != torch.float64:
+        return bias
+    return bias.float()
 
 
 def _spread(values: Tensor, keep: Tensor | None, counts: Tensor) -> Tensor:

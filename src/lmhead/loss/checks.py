@@ -10,20 +10,38 @@ from lmhead.loss.threshold import check_error
 from lmhead.reference import check_hidden, check_ids, check_integer
 from lmhead.transform import HeadTransform
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 def check_table(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, transform: HeadTransform
 ) -> None:
     """Raise where table, bias, hidden states and transform do not fit each other."""
+    for name, given in (("hidden states", hidden), ("the table", weight), ("the bias", bias)):
+        if not isinstance(given, Tensor) and not (given is None and name == "the bias"):
+            raise LMHeadError(f"{name} must be a tensor, got {type(given).__name__}")
+        if given is not None and given.layout != torch.strided:
+            raise LMHeadError(f"{name} must be a dense tensor, got layout {given.layout}")
+    if not isinstance(transform, HeadTransform):
+        raise LMHeadError(f"transform must be a HeadTransform, got {type(transform).__name__}")
     if weight.ndim != 2 or not weight.is_floating_point():
         raise LMHeadError(
             f"the table must be floating point of shape [V, d], got {weight.dtype} of shape "
             f"{tuple(weight.shape)}"
         )
-    if not len(weight):
-        raise LMHeadError(f"the table has no rows: its shape is {tuple(weight.shape)}")
+    if not weight.numel():
+        raise LMHeadError(f"the table is empty: its shape is {tuple(weight.shape)}")
     check_hidden(hidden, weight)
-    if bias is not None and (bias.shape != weight.shape[:1] or not bias.is_floating_point()):
+    for name, given in (("hidden states", hidden), ("the table", weight)):
+        if given.dtype not in DTYPES:
+            raise LMHeadError(
+                f"{name} are {given.dtype}; float16, bfloat16, float32 and float64 can be used"
+            )
+    if torch.float64 in (hidden.dtype, weight.dtype) and hidden.dtype != weight.dtype:
+        raise LMHeadError(
+            f"hidden states are {hidden.dtype}, the table is {weight.dtype}", "convert one"
+        )
+    if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype not in DTYPES):
         raise LMHeadError(
             f"a table of shape {tuple(weight.shape)} needs a floating-point bias of shape "
             f"{tuple(weight.shape[:1])}, got {bias.dtype} of shape {tuple(bias.shape)}"
@@ -35,7 +53,14 @@ def check_table(
             raise LMHeadError(f"hidden states are on {hidden.device}, {name} on {other.device}")
 
 
-def check_targets(hidden: Tensor, target: Tensor) -> None:
+def check_targets(hidden: Tensor, target: Tensor, ignore_index: int) -> None:
+    if not isinstance(target, Tensor):
+        raise LMHeadError(f"targets must be a tensor, got {type(target).__name__}")
+    number = isinstance(ignore_index, int) and not isinstance(ignore_index, bool)
+    if not number or not -(1 << 63) <= ignore_index < 1 << 63:
+        raise LMHeadError(f"ignore_index must be an integer of 64 bits, got {ignore_index!r}")
+    if target.device != hidden.device:
+        raise LMHeadError(f"hidden states are on {hidden.device}, the targets on {target.device}")
     if target.shape != hidden.shape[:-1]:
         raise LMHeadError(
             f"hidden states of shape {tuple(hidden.shape)} need targets of shape "
@@ -51,6 +76,10 @@ def check_rows(name: str, ids: Tensor, weight: Tensor, transform: HeadTransform)
 
 
 def check_sample_weight(sample_weight: Tensor, target: Tensor) -> None:
+    if sample_weight.device != target.device:
+        raise LMHeadError(
+            f"targets are on {target.device}, sample weights on {sample_weight.device}"
+        )
     if sample_weight.shape != target.shape or not sample_weight.is_floating_point():
         raise LMHeadError(
             f"targets of shape {tuple(target.shape)} need floating-point sample weights of that "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -103,15 +105,25 @@ def _epilogue(hidden: Tensor, backend: str) -> tuple[str, str]:
     for name, (fits, where) in able.items():
         if backend == name and not fits:
             raise LMHeadError(f'backend "{name}" computes {where}, got {dtype} on {device}')
-        if backend == name and not find_spec(name):
+        if backend == name and not _imports(name):
             raise LMHeadError(f'backend "{name}" needs {name}, which cannot be imported')
-        if backend in ("auto", name) and fits and find_spec(name):
+        if backend in ("auto", name) and fits and _imports(name):
             why = "asked for" if backend == name else f"one fused pass for {dtype} on {device}"
             return name, why
     if backend == "torch":
         return "torch", "asked for"
     missing = [name for name, (fits, _) in able.items() if fits]
-    return "torch", f"{missing[0]} is not installed" if missing else f"{dtype} on {device}"
+    return "torch", f"{missing[0]} cannot be imported" if missing else f"{dtype} on {device}"
+
+
+@cache
+def _imports(name: str) -> bool:
+    """Whether a package is there and works: a broken one (its own libraries missing) counts not."""
+    try:
+        import_module(name)
+    except (ImportError, OSError):
+        return False
+    return True
 
 
 def _pieces(tokens: int, weight: Tensor, memory: str) -> tuple[int, int, str]:

@@ -21,7 +21,7 @@ def scores(hidden: Tensor, table: Tensor, out: Tensor) -> None:
     """out[n, V] = hidden[n, d] · tableᵀ; rows of out may lie apart."""
     if _by_onednn(hidden):
         for part in _slabs(len(table), _fitting(hidden)):
-            out[:, part] = _linear(hidden, table[part])
+            out[:, part] = _linear(hidden, table[part].contiguous())
     else:
         torch.mm(hidden, table.T, out=out)
 
@@ -30,14 +30,16 @@ def scores_across(hidden: Tensor, table: Tensor, out: Tensor) -> None:
     """out[V, n] = table[V, d] · hiddenᵀ."""
     if _by_onednn(hidden):
         for part in _slabs(len(table), _fitting(hidden)):
-            out[part] = _linear(table[part], hidden)
+            out[part] = _linear(table[part].contiguous(), hidden)
     else:
         torch.mm(table, hidden.T, out=out)
 
 
 def hidden_gradient(grad: Tensor, table: Tensor) -> Tensor:
     """grad[n, V] · table, [n, d]."""
-    return _linear(grad, table.T) if _by_onednn(grad) else grad @ table
+    if _by_onednn(grad) and table.is_contiguous():
+        return _linear(grad, table.T)
+    return grad @ table
 
 
 def add_table_gradient(grad: Tensor, hidden: Tensor, out: Tensor, first: bool) -> None:

@@ -149,6 +149,8 @@ def step(task: Task, aim: float | str | Plan) -> Outcome | float:
 
 def _sizes(first: int, count: int, chunk: int) -> list[int]:
     """The pilot by itself, the others in equal chunks of whole vectors."""
+    if first == count:
+        return [first]
     pieces = -(-(count - first) // chunk)
     step = -(-(count - first) // max(1, pieces))
     step = min(-(-step // 32) * 32, chunk)
