@@ -93,6 +93,8 @@ def find_roles(checkpoint: Checkpoint) -> Roles:
     record = FAMILIES.get(str(config.get("model_type")))
     others = _others(checkpoint.entries, record)
     table = {n: e for n, e in checkpoint.entries.items() if n not in others}
+    if checkpoint.format == "adapter":  # saved along with an update, and frozen: the base's own
+        table = {n: e for n, e in table.items() if ".base_layer." not in n}
     named = _Names(table)
     embedding, embedding_rule = _find(named, record, "embedding", vocabulary(config))
     rows = embedding.rows if embedding and embedding.known else vocabulary(config)
