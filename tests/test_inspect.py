@@ -83,6 +83,8 @@ NAMES = [
     ("transformer.embedding.word_embeddings.weight", "transformer.output_layer.weight"),
     ("thinker.model.embed_tokens.weight", "thinker.lm_head.weight"),
     ("embed_tokens.weight", "lm_head.weight"),
+    ("transformer.tokens_embed.weight", "lm_head.weight"),
+    ("cpmant.input_embedding.weight", "lm_head.weight"),
 ]
 
 
@@ -93,6 +95,17 @@ def test_names_of_unknown_families(tmp_path, before, embedding, head):
     roles = find_roles(lmhead.open_checkpoint(write(tmp_path, tensors, {"model_type": "unknown"})))
     assert (roles.embedding.name, roles.head.name) == (before + embedding, before + head)
     assert roles.embedding_rule.startswith("name: ")
+
+
+@pytest.mark.parametrize("name", ["transformer.w.weight", "model.lookup.weight"])
+def test_a_table_of_a_vague_or_unknown_name_beside_a_head(tmp_path, name):
+    config = {"model_type": "unknown", "vocab_size": 40}
+    positions = {"transformer.position.weight": table(40, 8)}
+    write(tmp_path, {name: A, HEAD: B, **positions}, {**config, FLAG: False})
+    report = lmhead.inspect(tmp_path)
+    assert (report.verdict, report.embedding.name) == ("untied", name)
+    write(tmp_path, {HEAD: B, "model.other.weight": table(40, 4), **positions}, config)
+    assert lmhead.inspect(tmp_path).verdict == "inverted"
 
 
 @pytest.mark.parametrize("before", ["", "module.", "_orig_mod.", "base_model.model."])

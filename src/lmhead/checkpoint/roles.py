@@ -33,6 +33,7 @@ _READING = (
     *("embeddings.tok_embeddings", "tok_embeddings", "token_embd", "embedding.word_embeddings"),
     *("shared", "decoder.embed_tokens", "encoder.embed_tokens", "embeddings", "embed", "emb"),
     *("token_embedding", "tok_emb", "embedding", "token_embeddings", "word_embedding"),
+    *("tokens_embed", "input_embedding", "w"),
 )
 _WRITING = (
     *("lm_head", "embed_out", "output", "cls.predictions.decoder", "lm_head.decoder"),
@@ -40,7 +41,7 @@ _WRITING = (
     *("generator_lm_head", "vocab_projector", "lm_head.out_proj", "decoder.output_projection"),
 )
 # Names that other tensors have too: they count where the number of rows agrees.
-_VAGUE = frozenset({"output", "head", "proj_out", "embeddings", "embed", "emb", "embedding"})
+_VAGUE = frozenset({"output", "head", "proj_out", "embeddings", "embed", "emb", "embedding", "w"})
 # Names of a head that scores classes or rewards, not tokens.
 _CLASSES = re.compile(
     r"(^|\.)(score|classifier|classification_head|out_proj|v_head|value_head|reward_head"
@@ -103,8 +104,10 @@ def find_roles(checkpoint: Checkpoint) -> Roles:
         head, head_rule = None, ""
     if checkpoint.format != "adapter":
         shaped = _by_shape(table, config, {e.name for e in (embedding, head) if e})
-        if embedding is None and head is None:
+        if embedding is None and (head is None or record is None):
             embedding, embedding_rule = shaped.get("embedding", (None, ""))
+            if embedding is not None and head is not None and not _fits(head, embedding):
+                embedding, embedding_rule = None, ""
         if head is None and embedding is not None and (record is None or "shape" in embedding_rule):
             head, head_rule = shaped.get("head", (None, ""))
             if head is not None and not _fits(head, embedding):
