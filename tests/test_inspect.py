@@ -415,6 +415,29 @@ def test_vocabularies_that_disagree(tmp_path):
     assert not check(source).findings
 
 
+@pytest.mark.parametrize("flag", [True, False])
+def test_a_transposed_end_is_called_so(tmp_path, flag):
+    source = write(tmp_path / "a", {EMBED: A, HEAD: B.T}, llama(**{FLAG: flag}))
+    report = lmhead.inspect(source)
+    assert "[40, 8] and [8, 40]: one of them is stored transposed" in report.reason
+    assert [(f.code, f.next) for f in report.findings] == [("vocab-mismatch", None)]
+    for plan in (lmhead.plan_tie, lmhead.plan_fix):
+        with pytest.raises(LMHeadError, match="stored transposed"):
+            plan(source)
+
+
+def test_sides_with_a_vocabulary_each(tmp_path):
+    config = {"model_type": "marian", "vocab_size": 40, "decoder_vocab_size": 30, FLAG: False,
+              "share_encoder_decoder_embeddings": False}  # fmt: skip
+    sides = {"model.encoder.embed_tokens.weight": A, "model.decoder.embed_tokens.weight": B[:30]}
+    source = write(tmp_path / "a", {**sides, HEAD: table(30, 8, seed=2)}, config)
+    report = lmhead.inspect(source)
+    assert (report.verdict, codes(report.findings)) == ("untied", [])
+    config = {**config, "decoder_vocab_size": 32}
+    source = write(tmp_path / "b", {**sides, HEAD: table(30, 8, seed=2)}, config)
+    assert "vocab-mismatch" in codes(lmhead.inspect(source).findings)
+
+
 def test_what_the_files_say(tmp_path):
     config = llama(**{FLAG: False})
     source = write_shards(

@@ -17,6 +17,7 @@ from lmhead.checkpoint.counts import (
     as_table,
     count_parameters,
     count_tokens,
+    transposed,
 )
 from lmhead.checkpoint.difference import Difference, Table, compare
 from lmhead.checkpoint.entry import Checkpoint, Entry
@@ -34,6 +35,7 @@ __all__ = [
     "judge",
     "one_storage",
     "read",
+    "transposed",
 ]
 
 PARTIAL = "stored empty or flat, as a distributed save leaves it before it is gathered"
@@ -179,6 +181,9 @@ def _both(
     if difference is None:
         a, b = as_table(checkpoint, embedding), as_table(checkpoint, head)
         said = f"; {declared}, which no loader can follow" if tied else ""
+        if transposed(a, b):
+            shapes = f"[{a.rows:,}, {a.width:,}] and [{b.rows:,}, {b.width:,}]"
+            return "untied", f"{names} are {shapes}: one of them is stored transposed{said}"
         widths = f"{a.width:,} and {b.width:,} wide"
         return "untied", f"{names} are {widths} and can never be one tensor{said}"
     if difference.equal:

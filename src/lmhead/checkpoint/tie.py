@@ -13,7 +13,7 @@ from lmhead.checkpoint.encode import DTYPES, encode
 from lmhead.checkpoint.entry import Checkpoint, Entry
 from lmhead.checkpoint.pieces import Made, Piece, piece_of
 from lmhead.checkpoint.plan import Plan, RefusedError
-from lmhead.checkpoint.reading import as_table, read
+from lmhead.checkpoint.reading import as_table, read, transposed
 from lmhead.checkpoint.roles import stem
 from lmhead.errors import LMHeadError
 
@@ -191,6 +191,12 @@ def refuse_shapes(draft: Draft, embedding: Entry, head: Entry) -> None:
     """Raise an LMHeadError where two ends can never be one tensor, or not as they are."""
     where = draft.checkpoint.source
     a, b = as_table(draft.checkpoint, embedding), as_table(draft.checkpoint, head)
+    if transposed(a, b):
+        raise LMHeadError(
+            f"{where}: {embedding.name} is [{a.rows:,}, {a.width:,}] and {head.name} "
+            f"[{b.rows:,}, {b.width:,}]: one of them is stored transposed",
+            "store it as [tokens, width] first",
+        )
     if a.width != b.width:
         raise LMHeadError(
             f"{where}: the embedding is {a.width:,} wide and the head {b.width:,}: they can never "
