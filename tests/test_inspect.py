@@ -271,6 +271,25 @@ def test_words(tmp_path):
     one = a.clone()
     one[17, 3] += 1e-2
     assert word(one) == "drifted apart"
+    one[17] = noise[17]
+    assert word(one) == "drifted apart"
+
+
+@pytest.mark.parametrize("scale", [3e38, 1e-25, 1e-42])
+@pytest.mark.parametrize("near", [True, False])
+def test_figures_of_numbers_at_the_limits(tmp_path, scale, near):
+    signs = torch.sign(torch.tensor(table(40, 8))).double()
+    other = 0.95 * signs if near else torch.sign(torch.tensor(table(40, 8, seed=1))).double()
+    a, b = ((x * scale).float() for x in (signs, other))
+    found = compare(*tables(tmp_path, a, b))
+    x, y = a.double() / scale, b.double() / scale
+    assert found.max_abs == pytest.approx(scale * (x - y).abs().max().item(), rel=1e-6)
+    apart = (x != y).any(1)
+    cosine = torch.where(apart, torch.cosine_similarity(x, y), 1.0)
+    assert found.mean_cosine == pytest.approx(cosine.mean().item(), abs=1e-6)
+    assert "in what is not finite" not in found.text
+    if scale > 1:
+        assert found.word == ("drifted apart" if near else "unrelated")
 
 
 def test_values_that_only_look_different(tmp_path):
@@ -282,6 +301,7 @@ def test_values_that_only_look_different(tmp_path):
     b[2, 2] = -float("inf")
     found = compare(*tables(tmp_path, a, b))
     assert found.rows == 1 / 40
+    assert "differ, in what is not finite; mean" in found.text
     json.dumps(found.to_dict(), allow_nan=False)
 
 
