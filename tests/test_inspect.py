@@ -458,6 +458,30 @@ def test_sides_with_a_vocabulary_each(tmp_path):
     assert "vocab-mismatch" in codes(lmhead.inspect(source).findings)
 
 
+@pytest.mark.parametrize("flag", [True, False])
+def test_no_repair_is_named_that_cannot_work(tmp_path, flag):
+    twice = write_shards(tmp_path / "a", [{EMBED: A}, {EMBED: A, HEAD: B}], llama(**{FLAG: flag}))
+    found = {finding.code: finding.next for finding in check(twice).findings}
+    assert found["index-invalid"] is None
+    assert ("conflict" in found) == flag
+    if flag:
+        lmhead.plan_fix(twice).apply(tmp_path / "fixed")
+        assert lmhead.inspect(tmp_path / "fixed").verdict == "untied"
+    else:
+        with pytest.raises(LMHeadError, match="as well\nkeep one of the files"):
+            lmhead.plan_fix(twice)
+    for tensors in ({EMBED: A[:, None]}, {EMBED: A[:, None], HEAD: B}, {EMBED: A, HEAD: B[None]}):
+        deep = write(tmp_path / "b", tensors, llama(**{FLAG: flag}))
+        assert [(f.code, f.next) for f in check(deep).findings] == [("undecided", None)]
+        assert "not as a table" in lmhead.inspect(deep).reason
+        for plan in (lmhead.plan_tie, lmhead.plan_untie, lmhead.plan_fix):
+            with pytest.raises(LMHeadError, match=r"not as a table|already holds|neither"):
+                plan(deep)
+    never = write(tmp_path / "c", {EMBED: A, HEAD: A}, {"model_type": "xlstm", "vocab_size": 40})
+    report = lmhead.inspect(never)
+    assert (report.verdict, report.next, report.findings) == ("untied", None, ())
+
+
 def test_what_the_files_say(tmp_path):
     config = llama(**{FLAG: False})
     source = write_shards(
@@ -480,6 +504,8 @@ def test_what_a_distributed_save_left(tmp_path, shape):
     assert report.verdict == "undecided"
     assert "distributed save" in report.reason
     assert "partial-shard" in codes(report.findings)
+    with pytest.raises(SourceError, match="not tied"):
+        lmhead.plan_tie(source)
 
 
 def test_copies_of_a_shared_table(tmp_path):

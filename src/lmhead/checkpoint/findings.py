@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +17,6 @@ from lmhead.checkpoint.difference import ROUNDED, compare
 from lmhead.checkpoint.entry import Checkpoint
 from lmhead.checkpoint.folder import open_checkpoint
 from lmhead.checkpoint.reading import (
-    PARTIAL,
     Reading,
     classifier_without_score,
     one_storage,
@@ -122,7 +122,7 @@ def find(reading: Reading, *, values: bool = False) -> tuple[Finding, ...]:
     Args:
         values: read every row of the ends as well (untrained rows, numbers that are not finite).
     """
-    found = [*_files(reading), *_partial(reading), *_verdict(reading), *_copies(reading)]
+    found = [*_files(reading), *_verdict(reading), *_copies(reading)]
     found += [*_flags(reading), *_vocabulary(reading)]
     if values:
         found += _rows(reading)
@@ -135,20 +135,16 @@ def ordered(found: list[Finding]) -> tuple[Finding, ...]:
 
 
 def _files(reading: Reading) -> Iterator[Finding]:
-    source = reading.checkpoint.source
-    for problem in reading.checkpoint.problems:
-        mend = command("fix", source) if problem.code in _MENDED else None
+    checkpoint = reading.checkpoint
+    names = Counter(name for header in checkpoint.headers for name in header.entries)
+    twice = any(count > 1 for count in names.values())  # a new index would say no more
+    for problem in checkpoint.problems:
+        mended = problem.code in _MENDED and not (twice and problem.code == "index-invalid")
+        mend = command("fix", checkpoint.source) if mended else None
         severity = _SEVERITY.get(problem.code, ERROR)
         yield Finding(problem.code, severity, problem.message, mend)
-
-
-def _partial(reading: Reading) -> Iterator[Finding]:
-    """Ends that a distributed save left empty or flat."""
-    roles, known = reading.roles, {p.code for p in reading.checkpoint.problems}
-    empty = [e.name for e in (roles.embedding, roles.head) if e and e.known and not e.rows]
-    for name in (*roles.flat, *empty):
-        if "partial-shard" not in known:
-            yield Finding("partial-shard", ERROR, f"{name}: {PARTIAL}")
+    for message in reading.partial:
+        yield Finding("partial-shard", ERROR, message)  # those of the files are told once
 
 
 def _copies(reading: Reading) -> Iterator[Finding]:

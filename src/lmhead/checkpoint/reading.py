@@ -86,6 +86,14 @@ class Reading:
         return count_parameters(self.checkpoint, roles.embedding, own)
 
     @property
+    def partial(self) -> tuple[str, ...]:
+        """What a distributed save left of the ends empty or flat, one sentence each."""
+        found = [p.message for p in self.checkpoint.problems if p.code == "partial-shard"]
+        ends = (self.roles.embedding, self.roles.head)
+        empty = [end.name for end in ends if end and end.known and not end.rows]
+        return tuple(found or [f"{name}: {PARTIAL}" for name in (*self.roles.flat, *empty)])
+
+    @property
     def saves(self) -> int | None:
         """Bytes that one table for both ends saves, or would; None where they can never be one."""
         embedding, head = self.roles.embedding, self.roles.head
@@ -142,7 +150,10 @@ def judge(
     """The verdict and its reason in one sentence."""
     embedding, head = roles.embedding, roles.head
     if embedding is not None and head is not None:
-        return _both(checkpoint, embedding, head, flag, difference, apart)
+        return _both(checkpoint, roles, embedding, head, flag, difference, apart)
+    if roles.deep:
+        shape = list(checkpoint.entries[roles.deep[0]].shape)
+        return "undecided", f"{roles.deep[0]} is stored as {shape}, not as a table [rows, width]"
     if embedding is not None:
         return _embedding_alone(checkpoint, roles, embedding, flag)
     if head is None:
@@ -163,6 +174,7 @@ def judge(
 
 def _both(
     checkpoint: Checkpoint,
+    roles: Roles,
     embedding: Entry,
     head: Entry,
     flag: Flag,
@@ -186,6 +198,8 @@ def _both(
             return "untied", f"{names} are {shapes}: one of them is stored transposed{said}"
         widths = f"{a.width:,} and {b.width:,} wide"
         return "untied", f"{names} are {widths} and can never be one tensor{said}"
+    if difference.equal and roles.family and roles.family.follows == "never":
+        return "untied", f"both ends are stored and equal; {roles.family.name} never ties them"
     if difference.equal:
         word = "duplicate" if flag.effective else "tieable"
         return word, f"both ends are stored and equal; {declared}"

@@ -73,6 +73,7 @@ class Roles:
         others: tensors that look like a head and are not, and why.
         classes: names of a classifier's, reward or value head.
         flat: names of ends that are stored without two dimensions: a part of a distributed save.
+        deep: names of ends that are stored with more than two dimensions.
         family: the record that was used, or None.
     """
 
@@ -85,6 +86,7 @@ class Roles:
     others: Mapping[str, str] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     flat: tuple[str, ...] = ()
+    deep: tuple[str, ...] = ()
     family: Family | None = None
 
 
@@ -122,6 +124,7 @@ def find_roles(checkpoint: Checkpoint) -> Roles:
         others=others,
         classes=tuple(name for name in table if _CLASSES.search(name) and not _LAYER.search(name)),
         flat=tuple(dict.fromkeys(named.flat)),
+        deep=tuple(dict.fromkeys(named.deep)),
         family=record,
     )
 
@@ -162,6 +165,7 @@ class _Names:
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self.entries = entries
         self.flat: list[str] = []
+        self.deep: list[str] = []
         self.by: dict[str, list[Entry]] = {}
         self.under: dict[str, list[Entry]] = {}  # without one more word: an unknown model's own
         for name, entry in entries.items():
@@ -188,6 +192,8 @@ class _Names:
                 return found
             if found is not None and (len(found.shape) == 1 or not found.nbytes):
                 self.flat.append(found.name)
+            elif found is not None and bare(stem(wanted)) not in _VAGUE:
+                self.deep.append(found.name)
         return None
 
 
