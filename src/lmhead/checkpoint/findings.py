@@ -143,8 +143,8 @@ def _files(reading: Reading) -> Iterator[Finding]:
         mend = command("fix", checkpoint.source) if mended else None
         severity = _SEVERITY.get(problem.code, ERROR)
         yield Finding(problem.code, severity, problem.message, mend)
-    for message in reading.partial:
-        yield Finding("partial-shard", ERROR, message)  # those of the files are told once
+    if all(problem.code != "partial-shard" for problem in checkpoint.problems):
+        yield from (Finding("partial-shard", ERROR, message) for message in reading.partial)
 
 
 def _copies(reading: Reading) -> Iterator[Finding]:

@@ -87,11 +87,10 @@ class Reading:
 
     @property
     def partial(self) -> tuple[str, ...]:
-        """What a distributed save left of the ends empty or flat, one sentence each."""
-        found = [p.message for p in self.checkpoint.problems if p.code == "partial-shard"]
+        """Ends that a distributed save left empty or flat, one sentence each."""
         ends = (self.roles.embedding, self.roles.head)
         empty = [end.name for end in ends if end and end.known and not end.rows]
-        return tuple(found or [f"{name}: {PARTIAL}" for name in (*self.roles.flat, *empty)])
+        return tuple(f"{name}: {PARTIAL}" for name in (*self.roles.flat, *empty))
 
     @property
     def saves(self) -> int | None:
