@@ -23,7 +23,16 @@ from lmhead.checkpoint.flags import Flag
 from lmhead.checkpoint.folder import open_checkpoint
 from lmhead.checkpoint.reading import Reading, read
 from lmhead.checkpoint.roles import bare_module, stem
-from lmhead.checkpoint.touches import FULL, LOW_RANK, ROWS, Touch, base_table, find_touch, is_tied
+from lmhead.checkpoint.touches import (
+    FULL,
+    LOW_RANK,
+    ROWS,
+    Touch,
+    base_table,
+    find_touch,
+    is_tied,
+    plain_lora,
+)
 from lmhead.errors import SourceError
 
 
@@ -198,7 +207,8 @@ def _findings(
     code = _apart(reading, embedding, head, said)
     source = reading.checkpoint.source
     target = base.checkpoint.source if base else name or "BASE"
-    trained = ("--head-from", source) if head and head.how in (FULL, LOW_RANK) else ()
+    taken = head and (head.how == FULL or (head.how == LOW_RANK and plain_lora(said)))
+    trained = ("--head-from", source) if taken else ()
     untie = command("untie", target, *trained)
     if code and (base is None or is_tied(base)):
         what = _what(embedding, head)

@@ -91,6 +91,17 @@ def _kind(said: Mapping[str, Any]) -> str:
     return LOW_RANK if said.get("peft_type", "LORA") in _LORA else UPDATE
 
 
+def plain_lora(said: Mapping[str, Any]) -> bool:
+    """Whether a low-rank update is W + B · A · scale with the base's own W, and no more.
+
+    PiSSA, OLoRA, CorDA and LoftQ take a part out of W first. Source: peft 0.19, tuners/lora.
+    """
+    starts = (True, False, None, "gaussian", "eva", "orthogonal")
+    more = ("use_dora", "fan_in_fan_out", "lora_bias", "use_qalora")
+    plain = said.get("peft_type", "LORA") == "LORA" and not any(said.get(key) for key in more)
+    return plain and said.get("init_lora_weights") in starts
+
+
 def _modules(base: Reading | None, role: str) -> tuple[str, ...]:
     """Bare names of an end's module: the base's own, its family's, else all known ones."""
     if base is None:
