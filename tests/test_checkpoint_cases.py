@@ -181,6 +181,14 @@ LORA_EMBED = {
 }
 
 
+LOHA_HEAD = {
+    "base_model.model.lm_head.base_layer.weight": A,
+    "base_model.model.lm_head.hada_w1_a": table(40, 2),
+    "base_model.model.lm_head.hada_w1_b": table(2, 8),
+}
+BASE_LAYERS = {name.replace(".weight", ".base_layer.weight"): A for name in ADAPTED}
+
+
 @pytest.mark.parametrize(
     ("tensors", "config", "code"),
     [
@@ -191,6 +199,11 @@ LORA_EMBED = {
         ({ADAPTED[0]: B}, {"modules_to_save": ["lm_head"]}, "adapter-unsafe-target"),
         ({**LORA_EMBED, **LORA_HEAD}, {"target_modules": ["lm_head", "embed_tokens"]},
          "adapter-two-copies"),
+        ({**BASE_LAYERS, **LORA_EMBED, **LORA_HEAD},
+         {"target_modules": ["lm_head", "embed_tokens"]}, "adapter-two-copies"),
+        (LOHA_HEAD, {"target_modules": ["lm_head"], "peft_type": "LOHA"}, "adapter-unsafe-target"),
+        (LORA_HEAD, {"target_modules": ["lm_head"], "init_lora_weights": "pissa"},
+         "adapter-unsafe-target"),
         (LORA_EMBED, {"target_modules": ["embed_tokens"], "ensure_weight_tying": True}, ""),
         ({}, {"target_modules": "all-linear"}, ""),
         ({}, {"target_modules": ["q_proj"]}, ""),
@@ -206,6 +219,12 @@ def test_10_an_update_of_one_end_of_a_tied_base(tmp_path, tied_base, tensors, co
     assert codes(report.findings) == ([code] if code else [])
     assert report.verdict == ("conflict" if code else "tied")
     assert ("must untie" in report.reason) == bool(code)
+    if "init_lora_weights" in config:
+        assert report.next == f"lmhead untie {tied_base} base-untied"
+    if "peft_type" in config:
+        assert report.adapter["head"]["how"] == "weight update"
+        assert report.next == f"lmhead untie {tied_base} base-untied"
+        assert report.head is None
 
 
 def test_11_new_tokens_in_the_padded_rows(tmp_path):

@@ -83,6 +83,8 @@ NAMES = [
     ("transformer.embedding.word_embeddings.weight", "transformer.output_layer.weight"),
     ("thinker.model.embed_tokens.weight", "thinker.lm_head.weight"),
     ("embed_tokens.weight", "lm_head.weight"),
+    ("transformer.tokens_embed.weight", "lm_head.weight"),
+    ("cpmant.input_embedding.weight", "lm_head.weight"),
 ]
 
 
@@ -93,6 +95,17 @@ def test_names_of_unknown_families(tmp_path, before, embedding, head):
     roles = find_roles(lmhead.open_checkpoint(write(tmp_path, tensors, {"model_type": "unknown"})))
     assert (roles.embedding.name, roles.head.name) == (before + embedding, before + head)
     assert roles.embedding_rule.startswith("name: ")
+
+
+@pytest.mark.parametrize("name", ["transformer.w.weight", "model.lookup.weight"])
+def test_a_table_of_a_vague_or_unknown_name_beside_a_head(tmp_path, name):
+    config = {"model_type": "unknown", "vocab_size": 40}
+    positions = {"transformer.position.weight": table(40, 8)}
+    write(tmp_path, {name: A, HEAD: B, **positions}, {**config, FLAG: False})
+    report = lmhead.inspect(tmp_path)
+    assert (report.verdict, report.embedding.name) == ("untied", name)
+    write(tmp_path, {HEAD: B, "model.other.weight": table(40, 4), **positions}, config)
+    assert lmhead.inspect(tmp_path).verdict == "inverted"
 
 
 @pytest.mark.parametrize("before", ["", "module.", "_orig_mod.", "base_model.model."])
@@ -258,6 +271,25 @@ def test_words(tmp_path):
     one = a.clone()
     one[17, 3] += 1e-2
     assert word(one) == "drifted apart"
+    one[17] = noise[17]
+    assert word(one) == "drifted apart"
+
+
+@pytest.mark.parametrize("scale", [3e38, 1e-25, 1e-42])
+@pytest.mark.parametrize("near", [True, False])
+def test_figures_of_numbers_at_the_limits(tmp_path, scale, near):
+    signs = torch.sign(torch.tensor(table(40, 8))).double()
+    other = 0.95 * signs if near else torch.sign(torch.tensor(table(40, 8, seed=1))).double()
+    a, b = ((x * scale).float() for x in (signs, other))
+    found = compare(*tables(tmp_path, a, b))
+    x, y = a.double() / scale, b.double() / scale
+    assert found.max_abs == pytest.approx(scale * (x - y).abs().max().item(), rel=1e-6)
+    apart = (x != y).any(1)
+    cosine = torch.where(apart, torch.cosine_similarity(x, y), 1.0)
+    assert found.mean_cosine == pytest.approx(cosine.mean().item(), abs=1e-6)
+    assert "in what is not finite" not in found.text
+    if scale > 1:
+        assert found.word == ("drifted apart" if near else "unrelated")
 
 
 def test_values_that_only_look_different(tmp_path):
@@ -269,6 +301,7 @@ def test_values_that_only_look_different(tmp_path):
     b[2, 2] = -float("inf")
     found = compare(*tables(tmp_path, a, b))
     assert found.rows == 1 / 40
+    assert "differ, in what is not finite; mean" in found.text
     json.dumps(found.to_dict(), allow_nan=False)
 
 
@@ -402,6 +435,53 @@ def test_vocabularies_that_disagree(tmp_path):
     assert not check(source).findings
 
 
+@pytest.mark.parametrize("flag", [True, False])
+def test_a_transposed_end_is_called_so(tmp_path, flag):
+    source = write(tmp_path / "a", {EMBED: A, HEAD: B.T}, llama(**{FLAG: flag}))
+    report = lmhead.inspect(source)
+    assert "[40, 8] and [8, 40]: one of them is stored transposed" in report.reason
+    assert [(f.code, f.next) for f in report.findings] == [("vocab-mismatch", None)]
+    for plan in (lmhead.plan_tie, lmhead.plan_fix):
+        with pytest.raises(LMHeadError, match="stored transposed"):
+            plan(source)
+
+
+def test_sides_with_a_vocabulary_each(tmp_path):
+    config = {"model_type": "marian", "vocab_size": 40, "decoder_vocab_size": 30, FLAG: False,
+              "share_encoder_decoder_embeddings": False}  # fmt: skip
+    sides = {"model.encoder.embed_tokens.weight": A, "model.decoder.embed_tokens.weight": B[:30]}
+    source = write(tmp_path / "a", {**sides, HEAD: table(30, 8, seed=2)}, config)
+    report = lmhead.inspect(source)
+    assert (report.verdict, codes(report.findings)) == ("untied", [])
+    config = {**config, "decoder_vocab_size": 32}
+    source = write(tmp_path / "b", {**sides, HEAD: table(30, 8, seed=2)}, config)
+    assert "vocab-mismatch" in codes(lmhead.inspect(source).findings)
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_no_repair_is_named_that_cannot_work(tmp_path, flag):
+    twice = write_shards(tmp_path / "a", [{EMBED: A}, {EMBED: A, HEAD: B}], llama(**{FLAG: flag}))
+    found = {finding.code: finding.next for finding in check(twice).findings}
+    assert found["index-invalid"] is None
+    assert ("conflict" in found) == flag
+    if flag:
+        lmhead.plan_fix(twice).apply(tmp_path / "fixed")
+        assert lmhead.inspect(tmp_path / "fixed").verdict == "untied"
+    else:
+        with pytest.raises(LMHeadError, match="as well\nkeep one of the files"):
+            lmhead.plan_fix(twice)
+    for tensors in ({EMBED: A[:, None]}, {EMBED: A[:, None], HEAD: B}, {EMBED: A, HEAD: B[None]}):
+        deep = write(tmp_path / "b", tensors, llama(**{FLAG: flag}))
+        assert [(f.code, f.next) for f in check(deep).findings] == [("undecided", None)]
+        assert "not as a table" in lmhead.inspect(deep).reason
+        for plan in (lmhead.plan_tie, lmhead.plan_untie, lmhead.plan_fix):
+            with pytest.raises(LMHeadError, match=r"not as a table|already holds|neither"):
+                plan(deep)
+    never = write(tmp_path / "c", {EMBED: A, HEAD: A}, {"model_type": "xlstm", "vocab_size": 40})
+    report = lmhead.inspect(never)
+    assert (report.verdict, report.next, report.findings) == ("untied", None, ())
+
+
 def test_what_the_files_say(tmp_path):
     config = llama(**{FLAG: False})
     source = write_shards(
@@ -424,6 +504,8 @@ def test_what_a_distributed_save_left(tmp_path, shape):
     assert report.verdict == "undecided"
     assert "distributed save" in report.reason
     assert "partial-shard" in codes(report.findings)
+    with pytest.raises(SourceError, match="not tied"):
+        lmhead.plan_tie(source)
 
 
 def test_copies_of_a_shared_table(tmp_path):

@@ -1,10 +1,11 @@
 """What a PEFT adapter does to the two ends, and what a merge will make of them.
 
 An adapter reaches an end in one of three ways: a full copy (`modules_to_save`, or saved along after
-a resize), a low-rank update (`target_modules`), or single rows (`trainable_token_indices`). On a
-base whose ends are one table, training with two copies, or with an update on one end alone, gives a
-model with two tables: a merge into the one table changes the other end too. PEFT keeps the two
-together for single rows, and for the rest only with `ensure_weight_tying`.
+a resize), an update, low-rank or other (`target_modules`), or single rows
+(`trainable_token_indices`). On a base whose ends are one table, training with two copies, or with
+an update on one end alone, gives a model with two tables: a merge into the one table changes the
+other end too. PEFT keeps the two together for single rows, and for the rest only with
+`ensure_weight_tying`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from lmhead.checkpoint.flags import Flag
 from lmhead.checkpoint.folder import open_checkpoint
 from lmhead.checkpoint.reading import Reading, read
 from lmhead.checkpoint.roles import bare_module, stem
-from lmhead.checkpoint.touches import FULL, LOW_RANK, ROWS, Touch, base_table, find_touch, is_tied
+from lmhead.checkpoint.touches import (
+    FULL,
+    LOW_RANK,
+    ROWS,
+    Touch,
+    base_table,
+    find_touch,
+    is_tied,
+    plain_lora,
+)
 from lmhead.errors import SourceError
 
 
@@ -136,7 +146,8 @@ def _apart(
     if embedding and head:
         if embedding.how == head.how == ROWS:
             return "" if embedding.ids == head.ids else "adapter-two-copies"
-        same = reading.difference is not None and reading.difference.equal
+        copies = embedding.how == head.how == FULL
+        same = copies and reading.difference is not None and reading.difference.equal
         return "" if same else "adapter-two-copies"
     only = embedding or head
     if only is None or (embedding and only.how == ROWS):  # PEFT ties single rows itself
@@ -196,13 +207,15 @@ def _findings(
     code = _apart(reading, embedding, head, said)
     source = reading.checkpoint.source
     target = base.checkpoint.source if base else name or "BASE"
-    trained = ("--head-from", source) if head else ()
+    taken = head and (head.how == FULL or (head.how == LOW_RANK and plain_lora(said)))
+    trained = ("--head-from", source) if taken else ()
     untie = command("untie", target, *trained)
     if code and (base is None or is_tied(base)):
         what = _what(embedding, head)
         where = "of a tied base" if base else "and its base is not at hand; if that is tied"
         severity = ERROR if base else WARNING
-        if reading.difference is not None and code == "adapter-two-copies":
+        copies = {touch.how for touch in (embedding, head) if touch} == {FULL}
+        if copies and reading.difference is not None and code == "adapter-two-copies":
             where += f" (the two copies: {reading.difference.text})"
         found.append(Finding(code, severity, f"{what} {where}: {_CONSEQUENCE[code]}", untie))
     for role, touch in (("embedding", embedding), ("head", head)):
@@ -250,7 +263,7 @@ def _new_ids(
     rows = base.vocabulary.rows
     if tokenizer is None or rows is None:
         return []
-    whole = any(touch and touch.how in (FULL, LOW_RANK) for touch in (embedding, head))
+    whole = any(touch and touch.how != ROWS for touch in (embedding, head))
     if tokenizer.size > rows and not whole:
         text = (
             f"the adapter's tokenizer uses ids up to {tokenizer.size - 1:,}; the base has {rows:,} "

@@ -79,6 +79,11 @@ def as_table(checkpoint: Checkpoint, entry: Entry) -> Table:
     return Table(checkpoint, entry, rows, width, bool(packed.beside))
 
 
+def transposed(a: Table, b: Table) -> bool:
+    """Whether one of two tables is stored as the transpose of the other: [d, V] beside [V, d]."""
+    return (a.rows, a.width) == (b.width, b.rows) and a.rows != a.width
+
+
 def count_tokens(checkpoint: Checkpoint, table: Table | None) -> Vocabulary:
     """The vocabulary of a checkpoint; `table` is the end whose rows count."""
     tokenizer = checkpoint.tokenizer

@@ -32,7 +32,7 @@ EQUAL, ROUNDED, DRIFTED, UNRELATED = (
 )
 # Relative error of a row that a way of storing it may cause. Floats are judged by element.
 _ROW_ERROR = {"F8": 0.08, "8": 0.04, "6": 0.06, "5": 0.1, "4": 0.2, "3": 0.35, "2": 0.6}
-_ALIKE = 0.5  # mean cosine of rows that differ; rows of unrelated tables stay well below
+_ALIKE = 0.5  # mean cosine of all rows; unrelated tables stay well below, equal rows and all
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ class Difference:
         parts = [self.word]
         if self.word != EQUAL:
             of = f"{self.compared:,} rows" + (" (a sample)" if self.sampled else "")
+            most = f"by at most {self.max_abs:.3g}" if self.max_abs else "in what is not finite"
             parts.append(
-                f"{_percent(self.rows)} of {of} differ, by at most {self.max_abs:.3g}; "
-                f"mean cosine {self.mean_cosine:.4f}"
+                f"{_percent(self.rows)} of {of} differ, {most}; mean cosine {self.mean_cosine:.4f}"
             )
         if self.counts[0] != self.counts[1]:
             parts.append(
@@ -181,7 +181,7 @@ def _measure(
         rows=sums.rows / compared if compared else 0.0,
         max_abs=sums.max_abs,
         mean_cosine=sums.cosines / compared if compared else 1.0,
-        word=sums.word,
+        word=sums.word(compared),
         compared=compared,
         counts=(a.rows, b.rows),
         sampled=sampled,
@@ -249,7 +249,6 @@ class _Sums:
         self.rows = 0
         self.max_abs = 0.0
         self.cosines = 0.0
-        self.cosines_apart = 0.0
         self.rounding = True
 
     def add(self, a: Rows, b: Rows) -> None:
@@ -260,7 +259,10 @@ class _Sums:
             most = gap.max(axis=1, initial=0)
             apart = most != 0
             odd = not np.isfinite(most).all()
-            if odd:  # not finite in the same way in both is no difference
+            if odd:  # too large for float32, or not finite: in the same way in both is the same
+                gap = np.abs(a.astype("f8") - b)
+                numbers = np.isfinite(a) & np.isfinite(b)
+                gap[numbers] = np.minimum(gap[numbers], np.finfo("f8").max)
                 alike = (a == b) | (np.isnan(a) & np.isnan(b))
                 gap[alike] = 0
                 apart = ~alike.all(axis=1)
@@ -275,7 +277,6 @@ class _Sums:
             self.max_abs = max(self.max_abs, float(finite.max(initial=0.0)))
             cosines = np.nan_to_num(_cosines(a, b))
             self.cosines += float(cosines.sum())
-            self.cosines_apart += float(cosines.sum())
             if self.rounding:
                 self.rounding = self._is_rounding(a, b, gap)
 
@@ -285,17 +286,15 @@ class _Sums:
         if self.tolerance is None:
             larger = np.maximum(np.abs(a), np.abs(b))
             return bool((gap <= larger * 2**-7 + 2**-24).all())
-        error = np.sqrt(np.einsum("ij,ij->i", gap, gap))
-        norm = np.sqrt(np.maximum(np.einsum("ij,ij->i", a, a), np.einsum("ij,ij->i", b, b)))
-        return bool((error <= self.tolerance * norm + 1e-7).all())
+        error, one, other = (_norms(rows) for rows in (gap, a, b))
+        return bool((error <= self.tolerance * np.maximum(one, other) + 1e-7).all())
 
-    @property
-    def word(self) -> str:
+    def word(self, compared: int) -> str:
         if not self.rows:
             return EQUAL
         if self.rounding:
             return ROUNDED
-        return DRIFTED if self.cosines_apart / self.rows >= _ALIKE else UNRELATED
+        return DRIFTED if self.cosines / compared >= _ALIKE else UNRELATED
 
 
 def _cosines(a: Rows, b: Rows) -> Rows:
@@ -305,7 +304,35 @@ def _cosines(a: Rows, b: Rows) -> Rows:
     product, one, other = (np.einsum("ij,ij->i", *pair) for pair in ((a, b), (a, a), (b, b)))
     norms = np.sqrt(one.astype(np.float64)) * np.sqrt(other.astype(np.float64))
     cosines: Rows = np.divide(product, norms, where=norms > 0, out=np.zeros_like(norms))
+    odd = ~(np.isfinite(product) & (norms > _TINY) & (norms < np.inf))
+    if odd.any():  # squares that a float does not hold
+        x, y = (_scaled(rows[odd])[0] for rows in (a, b))
+        norms = _norms(x) * _norms(y)
+        product = np.einsum("ij,ij->i", x, y)
+        cosines[odd] = np.divide(product, norms, where=norms > 0, out=np.zeros_like(norms))
     return cosines
+
+
+_TINY = 1e-30  # a product of norms below it may have lost most of its digits
+
+
+def _scaled(rows: Rows) -> tuple[Rows, Rows]:
+    """Rows in float64 with a largest number of 1, and what they were divided by, [n, 1]."""
+    import numpy as np
+
+    rows = rows.astype(np.float64)
+    most = np.abs(rows).max(axis=1, initial=0, keepdims=True)
+    most[most == 0] = 1
+    return rows / most, most
+
+
+def _norms(rows: Rows) -> Rows:
+    """The length of each row, whatever the size of its numbers."""
+    import numpy as np
+
+    scaled, most = _scaled(rows)
+    lengths: Rows = np.sqrt(np.einsum("ij,ij->i", scaled, scaled)) * most[:, 0]
+    return lengths
 
 
 def _tolerance(*dtypes: str) -> float | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,13 @@ from typing import Any
 from lmhead.checkpoint.difference import ROUNDED, compare
 from lmhead.checkpoint.entry import Checkpoint
 from lmhead.checkpoint.folder import open_checkpoint
-from lmhead.checkpoint.reading import PARTIAL, Reading, classifier_without_score, one_storage, read
+from lmhead.checkpoint.reading import (
+    Reading,
+    classifier_without_score,
+    one_storage,
+    read,
+    transposed,
+)
 from lmhead.errors import SourceError
 from lmhead.records import LIBRARY
 
@@ -115,7 +122,7 @@ def find(reading: Reading, *, values: bool = False) -> tuple[Finding, ...]:
     Args:
         values: read every row of the ends as well (untrained rows, numbers that are not finite).
     """
-    found = [*_files(reading), *_partial(reading), *_verdict(reading), *_copies(reading)]
+    found = [*_files(reading), *_verdict(reading), *_copies(reading)]
     found += [*_flags(reading), *_vocabulary(reading)]
     if values:
         found += _rows(reading)
@@ -128,20 +135,16 @@ def ordered(found: list[Finding]) -> tuple[Finding, ...]:
 
 
 def _files(reading: Reading) -> Iterator[Finding]:
-    source = reading.checkpoint.source
-    for problem in reading.checkpoint.problems:
-        mend = command("fix", source) if problem.code in _MENDED else None
+    checkpoint = reading.checkpoint
+    names = Counter(name for header in checkpoint.headers for name in header.entries)
+    twice = any(count > 1 for count in names.values())  # a new index would say no more
+    for problem in checkpoint.problems:
+        mended = problem.code in _MENDED and not (twice and problem.code == "index-invalid")
+        mend = command("fix", checkpoint.source) if mended else None
         severity = _SEVERITY.get(problem.code, ERROR)
         yield Finding(problem.code, severity, problem.message, mend)
-
-
-def _partial(reading: Reading) -> Iterator[Finding]:
-    """Ends that a distributed save left empty or flat."""
-    roles, known = reading.roles, {p.code for p in reading.checkpoint.problems}
-    empty = [e.name for e in (roles.embedding, roles.head) if e and e.known and not e.rows]
-    for name in (*roles.flat, *empty):
-        if "partial-shard" not in known:
-            yield Finding("partial-shard", ERROR, f"{name}: {PARTIAL}")
+    if all(problem.code != "partial-shard" for problem in checkpoint.problems):
+        yield from (Finding("partial-shard", ERROR, message) for message in reading.partial)
 
 
 def _copies(reading: Reading) -> Iterator[Finding]:
@@ -181,7 +184,9 @@ def _verdict(reading: Reading) -> Iterator[Finding]:
         yield Finding("missing-head", ERROR, lost)
     if reading.both and not reading.apart and reading.difference is None and verdict == "untied":
         text = reading.reason
-        if reading.flag.effective:
+        if _transposed(reading):
+            yield Finding("vocab-mismatch", ERROR, text)
+        elif reading.flag.effective:
             yield Finding("width-mismatch", ERROR, text, command("fix", source))
 
 
@@ -224,13 +229,33 @@ def _set_flag(reading: Reading) -> str | None:
     return command(verb, reading.checkpoint.source) if verb else None
 
 
+def _transposed(reading: Reading) -> bool:
+    ends = [end for end in (reading.roles.embedding, reading.roles.head) if end and end.known]
+    return len(ends) == 2 and transposed(*(reading.table(end) for end in ends))
+
+
+def _sides(reading: Reading) -> dict[str, int]:
+    """Sizes of a vocabulary of its own for each side of a translation model."""
+    config = reading.checkpoint.config or {}
+    said = {key: config.get(key) for key in _SIDES}
+    return {key: n for key, n in said.items() if isinstance(n, int) and n != config.get(_SIZE)}
+
+
+_SIZE, _SIDES = "vocab_size", ("decoder_vocab_size", "src_vocab_size", "tgt_vocab_size")
+
+
 def _vocabulary(reading: Reading) -> Iterator[Finding]:
+    if _transposed(reading):
+        return  # said already, and no row is to be counted
     source, sizes, roles = reading.checkpoint.source, reading.vocabulary, reading.roles
     counts = [
         (entry.name, reading.table(entry).rows)
         for entry in (roles.embedding, roles.head)
         if entry is not None and entry.known
     ]
+    sides = set(_sides(reading).values())
+    if sides and all(rows in {sizes.config, *sides} for _, rows in counts):
+        return  # a tokenizer for each side as well
     apart = bool(roles.family and roles.family.follows == "never")  # mllama's image tokens
     odd = [(name, rows) for name, rows in counts if sizes.config and rows != sizes.config]
     if odd and not (apart and len(odd) < len(counts)):

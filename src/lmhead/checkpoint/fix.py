@@ -45,7 +45,8 @@ def plan_fix(source: Source, *, leave_out: bool = True) -> Plan:
     left: list[Finding] = []
     for code in dict.fromkeys(finding.code for finding in findings):
         of_code = [finding for finding in findings if finding.code == code]
-        if code in _INDEX or (code in _FLAGS and says is not None):
+        mended = all(finding.next for finding in of_code)
+        if (code in _INDEX and mended) or (code in _FLAGS and says is not None):
             gone.add(code)
         elif code == "stray-file" and leave_out:
             gone.add(code)
@@ -57,7 +58,7 @@ def plan_fix(source: Source, *, leave_out: bool = True) -> Plan:
     if gone & _FLAGS and says is not None:
         draft.set_flag(says)
     if gone & _INDEX:
-        why = next(finding.message for finding in findings if finding.code in _INDEX)
+        why = next(finding.message for finding in findings if finding.code in gone & _INDEX)
         if len(checkpoint.headers) > 1 or checkpoint.index:
             draft.rebuild_index(why)
         else:
@@ -121,6 +122,7 @@ def _mend_ends(draft: Draft, reading: Reading) -> str:
 def _no_way(code: str) -> str:
     return {
         "non-finite": "no repair brings such values back: get the file again",
+        "index-invalid": "keep one of the files that hold it",
         "untrained-rows": "they are trained, or made anew with lmhead resize",
         "missing-head": "train it, or take the base model for what it is",
     }.get(code, "there is no repair for it here")

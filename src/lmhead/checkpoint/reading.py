@@ -17,6 +17,7 @@ from lmhead.checkpoint.counts import (
     as_table,
     count_parameters,
     count_tokens,
+    transposed,
 )
 from lmhead.checkpoint.difference import Difference, Table, compare
 from lmhead.checkpoint.entry import Checkpoint, Entry
@@ -34,6 +35,7 @@ __all__ = [
     "judge",
     "one_storage",
     "read",
+    "transposed",
 ]
 
 PARTIAL = "stored empty or flat, as a distributed save leaves it before it is gathered"
@@ -82,6 +84,13 @@ class Reading:
         roles = self.roles
         own = None if self.verdict == "tied" and roles.embedding else roles.head
         return count_parameters(self.checkpoint, roles.embedding, own)
+
+    @property
+    def partial(self) -> tuple[str, ...]:
+        """Ends that a distributed save left empty or flat, one sentence each."""
+        ends = (self.roles.embedding, self.roles.head)
+        empty = [end.name for end in ends if end and end.known and not end.rows]
+        return tuple(f"{name}: {PARTIAL}" for name in (*self.roles.flat, *empty))
 
     @property
     def saves(self) -> int | None:
@@ -140,7 +149,10 @@ def judge(
     """The verdict and its reason in one sentence."""
     embedding, head = roles.embedding, roles.head
     if embedding is not None and head is not None:
-        return _both(checkpoint, embedding, head, flag, difference, apart)
+        return _both(checkpoint, roles, embedding, head, flag, difference, apart)
+    if roles.deep:
+        shape = list(checkpoint.entries[roles.deep[0]].shape)
+        return "undecided", f"{roles.deep[0]} is stored as {shape}, not as a table [rows, width]"
     if embedding is not None:
         return _embedding_alone(checkpoint, roles, embedding, flag)
     if head is None:
@@ -161,6 +173,7 @@ def judge(
 
 def _both(
     checkpoint: Checkpoint,
+    roles: Roles,
     embedding: Entry,
     head: Entry,
     flag: Flag,
@@ -179,8 +192,13 @@ def _both(
     if difference is None:
         a, b = as_table(checkpoint, embedding), as_table(checkpoint, head)
         said = f"; {declared}, which no loader can follow" if tied else ""
+        if transposed(a, b):
+            shapes = f"[{a.rows:,}, {a.width:,}] and [{b.rows:,}, {b.width:,}]"
+            return "untied", f"{names} are {shapes}: one of them is stored transposed{said}"
         widths = f"{a.width:,} and {b.width:,} wide"
         return "untied", f"{names} are {widths} and can never be one tensor{said}"
+    if difference.equal and roles.family and roles.family.follows == "never":
+        return "untied", f"both ends are stored and equal; {roles.family.name} never ties them"
     if difference.equal:
         word = "duplicate" if flag.effective else "tieable"
         return word, f"both ends are stored and equal; {declared}"

@@ -33,6 +33,7 @@ _READING = (
     *("embeddings.tok_embeddings", "tok_embeddings", "token_embd", "embedding.word_embeddings"),
     *("shared", "decoder.embed_tokens", "encoder.embed_tokens", "embeddings", "embed", "emb"),
     *("token_embedding", "tok_emb", "embedding", "token_embeddings", "word_embedding"),
+    *("tokens_embed", "input_embedding", "w"),
 )
 _WRITING = (
     *("lm_head", "embed_out", "output", "cls.predictions.decoder", "lm_head.decoder"),
@@ -40,7 +41,7 @@ _WRITING = (
     *("generator_lm_head", "vocab_projector", "lm_head.out_proj", "decoder.output_projection"),
 )
 # Names that other tensors have too: they count where the number of rows agrees.
-_VAGUE = frozenset({"output", "head", "proj_out", "embeddings", "embed", "emb", "embedding"})
+_VAGUE = frozenset({"output", "head", "proj_out", "embeddings", "embed", "emb", "embedding", "w"})
 # Names of a head that scores classes or rewards, not tokens.
 _CLASSES = re.compile(
     r"(^|\.)(score|classifier|classification_head|out_proj|v_head|value_head|reward_head"
@@ -72,6 +73,7 @@ class Roles:
         others: tensors that look like a head and are not, and why.
         classes: names of a classifier's, reward or value head.
         flat: names of ends that are stored without two dimensions: a part of a distributed save.
+        deep: names of ends that are stored with more than two dimensions.
         family: the record that was used, or None.
     """
 
@@ -84,6 +86,7 @@ class Roles:
     others: Mapping[str, str] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     flat: tuple[str, ...] = ()
+    deep: tuple[str, ...] = ()
     family: Family | None = None
 
 
@@ -93,6 +96,8 @@ def find_roles(checkpoint: Checkpoint) -> Roles:
     record = FAMILIES.get(str(config.get("model_type")))
     others = _others(checkpoint.entries, record)
     table = {n: e for n, e in checkpoint.entries.items() if n not in others}
+    if checkpoint.format == "adapter":  # saved along with an update, and frozen: the base's own
+        table = {n: e for n, e in table.items() if ".base_layer." not in n}
     named = _Names(table)
     embedding, embedding_rule = _find(named, record, "embedding", vocabulary(config))
     rows = embedding.rows if embedding and embedding.known else vocabulary(config)
@@ -101,8 +106,10 @@ def find_roles(checkpoint: Checkpoint) -> Roles:
         head, head_rule = None, ""
     if checkpoint.format != "adapter":
         shaped = _by_shape(table, config, {e.name for e in (embedding, head) if e})
-        if embedding is None and head is None:
+        if embedding is None and (head is None or record is None):
             embedding, embedding_rule = shaped.get("embedding", (None, ""))
+            if embedding is not None and head is not None and not _fits(head, embedding):
+                embedding, embedding_rule = None, ""
         if head is None and embedding is not None and (record is None or "shape" in embedding_rule):
             head, head_rule = shaped.get("head", (None, ""))
             if head is not None and not _fits(head, embedding):
@@ -117,6 +124,7 @@ def find_roles(checkpoint: Checkpoint) -> Roles:
         others=others,
         classes=tuple(name for name in table if _CLASSES.search(name) and not _LAYER.search(name)),
         flat=tuple(dict.fromkeys(named.flat)),
+        deep=tuple(dict.fromkeys(named.deep)),
         family=record,
     )
 
@@ -157,6 +165,7 @@ class _Names:
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self.entries = entries
         self.flat: list[str] = []
+        self.deep: list[str] = []
         self.by: dict[str, list[Entry]] = {}
         self.under: dict[str, list[Entry]] = {}  # without one more word: an unknown model's own
         for name, entry in entries.items():
@@ -183,6 +192,8 @@ class _Names:
                 return found
             if found is not None and (len(found.shape) == 1 or not found.nbytes):
                 self.flat.append(found.name)
+            elif found is not None and bare(stem(wanted)) not in _VAGUE:
+                self.deep.append(found.name)
         return None
 
 

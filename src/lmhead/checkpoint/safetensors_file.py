@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -16,6 +17,7 @@ from lmhead.checkpoint.problems import Problems, check_empty, check_end, check_l
 from lmhead.errors import SourceError, first_line, short
 
 MAX_HEADER = 100_000_000  # bytes: the library's own limit
+MAX_DIMENSIONS = 64
 BITS = {
     "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8,
     "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
@@ -82,8 +84,8 @@ def parse_header(path: Path, head: bytes, size: int, local: bool = True) -> Head
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(items)
         if len(found) < len(items):
-            names = [name for name, _ in items]
-            twice.extend(name for name in found if names.count(name) > 1)
+            counts = Counter(name for name, _ in items)
+            twice.extend(name for name, count in counts.items() if count > 1)
         return found
 
     try:
@@ -129,17 +131,32 @@ def _entry(
     if end < begin:
         problems.add("corrupt-header", f"{short(name)!r} ends at {end:,}, before it begins")
         return None
+    numbers = _count(shape)
+    if numbers is None:
+        sizes = f"{len(shape):,} sizes, {shape[:4]} …" if len(shape) > 8 else str(shape)
+        problems.add("corrupt-header", f"{short(name)!r} has an absurd shape: {sizes}")
+        return None
     bits = BITS.get(dtype)
     if bits is None:
         problems.add("corrupt-header", f"{short(name)!r} has the unknown dtype {short(dtype)!r}")
-    elif (end - begin) * 8 != math.prod(shape) * bits:
+    elif (end - begin) * 8 != numbers * bits:
         problems.add(
             "corrupt-header",
             f"{short(name)!r} has {end - begin:,} bytes, but {dtype} {shape} needs "
-            f"{-(-math.prod(shape) * bits // 8):,}",
+            f"{-(-numbers * bits // 8):,}",
         )
     whole = check_end(name, start + end, size, problems)
     return Entry(name, path, dtype, tuple(shape), start + begin, end - begin, local=local and whole)
+
+
+def _count(shape: list[int]) -> int | None:
+    """The number of elements; None for a shape that no file can hold."""
+    if len(shape) > MAX_DIMENSIONS:
+        return None
+    if 0 in shape:
+        return 0
+    count = math.prod(shape)
+    return count if count < 2**63 else None
 
 
 def _naturals(value: Any) -> TypeGuard[list[int]]:

@@ -13,9 +13,9 @@ from lmhead.checkpoint.encode import DTYPES, encode
 from lmhead.checkpoint.entry import Checkpoint, Entry
 from lmhead.checkpoint.pieces import Made, Piece, piece_of
 from lmhead.checkpoint.plan import Plan, RefusedError
-from lmhead.checkpoint.reading import as_table, read
+from lmhead.checkpoint.reading import as_table, read, transposed
 from lmhead.checkpoint.roles import stem
-from lmhead.errors import LMHeadError
+from lmhead.errors import LMHeadError, SourceError
 
 Source = str | os.PathLike[str] | Checkpoint
 _ELEMENTS = 2**18  # numbers worked on at once
@@ -35,7 +35,7 @@ def plan_tie(source: Source, keep: str | None = None) -> Plan:
     Raises:
         LMHeadError: ends that differ (with the figures), have different shapes, or of a family
             that never ties; `keep` unknown.
-        SourceError: unreadable.
+        SourceError: unreadable, or a part of a distributed save.
     """
     if keep is not None and keep not in KEEP:
         raise LMHeadError(f"--keep {keep}: it is one of {', '.join(KEEP)}")
@@ -48,6 +48,12 @@ def plan_tie(source: Source, keep: str | None = None) -> Plan:
             f"{checkpoint.source}: {family.model_type} is never tied: its class has no tied form",
             family.note,
         )
+    if reading.partial:
+        raise SourceError(
+            f"{reading.partial[0]}; such a save is not tied", "gather it, or save it again"
+        )
+    if draft.roles.deep and not reading.both:
+        raise LMHeadError(f"{checkpoint.source}: {reading.reason}")
     if embedding is None and head is None:
         raise LMHeadError(f"{checkpoint.source}: holds neither an embedding nor a head")
     loss = None
@@ -191,6 +197,12 @@ def refuse_shapes(draft: Draft, embedding: Entry, head: Entry) -> None:
     """Raise an LMHeadError where two ends can never be one tensor, or not as they are."""
     where = draft.checkpoint.source
     a, b = as_table(draft.checkpoint, embedding), as_table(draft.checkpoint, head)
+    if transposed(a, b):
+        raise LMHeadError(
+            f"{where}: {embedding.name} is [{a.rows:,}, {a.width:,}] and {head.name} "
+            f"[{b.rows:,}, {b.width:,}]: one of them is stored transposed",
+            "store it as [tokens, width] first",
+        )
     if a.width != b.width:
         raise LMHeadError(
             f"{where}: the embedding is {a.width:,} wide and the head {b.width:,}: they can never "

@@ -1,4 +1,7 @@
-"""How a PEFT adapter reaches an end: by a full copy, a low-rank update, or single rows."""
+"""How a PEFT adapter reaches an end: by a full copy, an update of some kind, or single rows.
+
+PEFT saves the frozen table under `base_layer` beside an update: that is the base's, and no copy.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,13 @@ from lmhead.checkpoint.roles import bare_module, reading_names, stem, writing_na
 from lmhead.errors import SourceError
 
 FULL, LOW_RANK, ROWS = "full copy", "low-rank update", "single rows"
+UPDATE = "weight update"  # of another kind than LoRA's
 _FACTOR = re.compile(r"^(?P<module>.+)\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B)(\.|$)")
+_OTHER = re.compile(
+    r"^(?P<module>.+?)\.(base_layer|(hada|lokr|ia3|vera|vblora|randlora|adamss|boft|oft|hra|road|c3a"
+    r"|fourierft|waveft|shira|bone|miss|delora|gralora|poly|psoft)_\w+)(\.|$)"
+)
+_LORA = ("LORA", "ADALORA")
 _ROWS = re.compile(r"^(?P<module>.+?)(\.token_adapter)?\.trainable_tokens_delta")
 
 
@@ -24,7 +33,7 @@ class Touch:
     """How an adapter reaches one end.
 
     Args:
-        how: "full copy", "low-rank update" or "single rows".
+        how: "full copy", "low-rank update", "weight update" (of another kind) or "single rows".
         name: the module in the adapter (or in its settings).
         rows: rows that it was made for; None where nothing tells.
         ids: for single rows, the token ids.
@@ -60,17 +69,37 @@ def find_touch(
         single = _ROWS.match(name)
         if single and _is(single["module"], wanted):
             return Touch(ROWS, single["module"], None, _ids(said, wanted, entry.rows))
+    for name in reading.checkpoint.entries:
+        other = _OTHER.match(name)
+        if other and _is(other["module"], wanted):
+            return Touch(_kind(said), other["module"])
     own: Entry | None = getattr(reading.roles, role)
     if own is not None:
         table = as_table(reading.checkpoint, own) if own.known else None
         rows = table.rows if table else None
         return Touch(FULL, own.name, rows, (), _from_base(reading, own, base, role))
-    for key, how in (("modules_to_save", FULL), ("target_modules", LOW_RANK)):
+    for key, how in (("modules_to_save", FULL), ("target_modules", _kind(said))):
         named = _named(said.get(key), wanted)
         if named:
             return Touch(how, named)
     ids = _ids(said, wanted, 0)
     return Touch(ROWS, wanted[0], None, ids) if ids else None
+
+
+def _kind(said: Mapping[str, Any]) -> str:
+    """What an adapter of this type does to its target modules."""
+    return LOW_RANK if said.get("peft_type", "LORA") in _LORA else UPDATE
+
+
+def plain_lora(said: Mapping[str, Any]) -> bool:
+    """Whether a low-rank update is W + B · A · scale with the base's own W, and no more.
+
+    PiSSA, OLoRA, CorDA and LoftQ take a part out of W first. Source: peft 0.19, tuners/lora.
+    """
+    starts = (True, False, None, "gaussian", "eva", "orthogonal")
+    more = ("use_dora", "fan_in_fan_out", "lora_bias", "use_qalora")
+    plain = said.get("peft_type", "LORA") == "LORA" and not any(said.get(key) for key in more)
+    return plain and said.get("init_lora_weights") in starts
 
 
 def _modules(base: Reading | None, role: str) -> tuple[str, ...]:
