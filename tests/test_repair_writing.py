@@ -184,6 +184,29 @@ def test_torch_tensors_with_strides_are_written_plainly(legacy, tmp_path):
     assert files(folder) == files(tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"optimizer": {"lr": 1e-3}, "step": 77}, "optimizer, step"),
+        ({"ema": {EMBED: randn(12, 4)}}, "ema"),
+        ({}, ""),
+    ],
+)
+def test_what_a_torch_file_holds_beside_its_weights_is_not_lost(more, named, tmp_path):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", FLAG: True}))
+    state = {EMBED: randn(12, 4), HEAD: randn(12, 4), **body()}
+    torch.save({"state_dict": state, **more}, folder / "pytorch_model.bin")
+    before = files(folder)
+    if not named:  # a dict in a dict alone
+        assert plan_tie(folder).apply(in_place=True).verdict == "tied"
+        return
+    with pytest.raises(LMHeadError, match=f"holds {named} beside one state dict"):
+        plan_tie(folder)
+    assert files(folder) == before
+
+
 # --- where it is written ------------------------------------------------------------------------
 
 

@@ -288,6 +288,7 @@ class Draft:
                 made in place, so that every moment between holds a model that can be read.
             gone: finding codes that must not stand afterwards.
         """
+        self._refuse_more()
         files = self._finished()
         removed = list(self._removed)
         weights, texts = [], []
@@ -331,6 +332,18 @@ class Draft:
             gone=gone,
             loss=dict(loss) if loss else None,
         )
+
+    def _refuse_more(self) -> None:
+        """Raise an LMHeadError where a torch file holds what safetensors cannot."""
+        for header in self.checkpoint.headers if self._converts else ():
+            more = header.metadata.get("beside") or ()
+            if more:
+                rest = f" and {len(more) - 5:,} more" if len(more) > 5 else ""
+                raise LMHeadError(
+                    f"{header.file}: holds {', '.join(more[:5])}{rest} beside one state dict: that "
+                    "would be lost, since all becomes safetensors",
+                    "save the state dict alone: torch.save(state_dict, FILE)",
+                )
 
     def _parts(self, header: Header, pieces: list[Piece]) -> Iterable[Part]:
         if header.format == "gguf":
