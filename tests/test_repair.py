@@ -367,6 +367,58 @@ def test_a_lora_head(how, dtype, tmp_path):
     assert config_of(tmp_path / "out")[FLAG] is False
 
 
+def lora_head(rows=12):
+    """The factors of an update of the head, as PEFT saves them; their product."""
+    names = [f"base_model.model.lm_head.lora_{x}.weight" for x in "AB"]
+    a, b = randn(2, 4, seed=1), randn(rows, 2, seed=2)
+    return dict(zip(names, (a, b), strict=True)), b.double() @ a.double()
+
+
+def test_a_lora_head_is_added_to_the_head_that_is_stored(tmp_path):
+    embed, head = randn(12, 4), randn(12, 4, seed=5)
+    source = write(tmp_path / "base", [{EMBED: embed, HEAD: head}], {FLAG: False})
+    factors, product = lora_head()
+    saved = {"base_model.model.lm_head.base_layer.weight": head.clone(), **factors}
+    plan_untie(source, adapter(tmp_path / "lora", saved)).apply(tmp_path / "out")
+    want = (head.double() + product * 1.5).float()
+    assert same(stored(tmp_path / "out")[HEAD], want)
+    assert same(stored(tmp_path / "out")[EMBED], embed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensor"),
+    [
+        ("LOHA", "hada_w1_a"),
+        ("LOKR", "lokr_w1"),
+        ("IA3", "ia3_l"),
+        ("VERA", "vera_lambda_b"),
+        ("OFT", "oft_R.weight"),
+        ("ADALORA", "lora_A"),
+        ("LORA", "lora_magnitude_vector.weight"),
+        ("LORA", ""),
+    ],
+)
+def test_other_updates_of_the_head_are_refused(kind, tensor, tmp_path):
+    source = write(tmp_path / "base", [{EMBED: randn(12, 4)}], {FLAG: True})
+    module = "base_model.model.lm_head"
+    saved = {f"{module}.base_layer.weight": randn(12, 4)}
+    if tensor:
+        saved[f"{module}.{tensor}"] = randn(2, 4)
+    lora = adapter(tmp_path / "lora", saved, peft_type=kind)
+    with pytest.raises(LMHeadError, match=f"of kind {kind}" if tensor else "no update of it"):
+        plan_untie(source, lora)
+
+
+@pytest.mark.parametrize("start", ["pissa", "pissa_niter_16", "olora", "corda", "loftq"])
+def test_an_adapter_of_a_changed_base_is_refused(start, tmp_path):
+    source = write(tmp_path / "base", [{EMBED: randn(12, 4)}], {FLAG: True})
+    lora = adapter(tmp_path / "lora", lora_head()[0], init_lora_weights=start)
+    with pytest.raises(LMHeadError, match=f"init_lora_weights is {start}"):
+        plan_untie(source, lora)
+    plain = adapter(tmp_path / "plain", lora_head()[0], init_lora_weights="gaussian")
+    assert plan_untie(source, plain).expected
+
+
 def test_a_head_that_was_saved_whole(tmp_path):
     """Case 9."""
     source = write(tmp_path / "base", [{EMBED: randn(12, 4)}], {FLAG: True})
