@@ -72,7 +72,9 @@ class Draft:
 
     def name_of(self, role: str) -> str:
         """What the missing end would be called, after the name of the other."""
-        return partner_name(self.roles, role)
+        said = (self.checkpoint.config or {}).get("model_type")
+        model_type = said if isinstance(said, str) and said else None
+        return partner_name(self.roles, role, model_type, self.checkpoint.entries)
 
     @property
     def rewrites(self) -> bool:
