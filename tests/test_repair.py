@@ -367,6 +367,58 @@ def test_a_lora_head(how, dtype, tmp_path):
     assert config_of(tmp_path / "out")[FLAG] is False
 
 
+def lora_head(rows=12):
+    """The factors of an update of the head, as PEFT saves them; their product."""
+    names = [f"base_model.model.lm_head.lora_{x}.weight" for x in "AB"]
+    a, b = randn(2, 4, seed=1), randn(rows, 2, seed=2)
+    return dict(zip(names, (a, b), strict=True)), b.double() @ a.double()
+
+
+def test_a_lora_head_is_added_to_the_head_that_is_stored(tmp_path):
+    embed, head = randn(12, 4), randn(12, 4, seed=5)
+    source = write(tmp_path / "base", [{EMBED: embed, HEAD: head}], {FLAG: False})
+    factors, product = lora_head()
+    saved = {"base_model.model.lm_head.base_layer.weight": head.clone(), **factors}
+    plan_untie(source, adapter(tmp_path / "lora", saved)).apply(tmp_path / "out")
+    want = (head.double() + product * 1.5).float()
+    assert same(stored(tmp_path / "out")[HEAD], want)
+    assert same(stored(tmp_path / "out")[EMBED], embed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensor"),
+    [
+        ("LOHA", "hada_w1_a"),
+        ("LOKR", "lokr_w1"),
+        ("IA3", "ia3_l"),
+        ("VERA", "vera_lambda_b"),
+        ("OFT", "oft_R.weight"),
+        ("ADALORA", "lora_A"),
+        ("LORA", "lora_magnitude_vector.weight"),
+        ("LORA", ""),
+    ],
+)
+def test_other_updates_of_the_head_are_refused(kind, tensor, tmp_path):
+    source = write(tmp_path / "base", [{EMBED: randn(12, 4)}], {FLAG: True})
+    module = "base_model.model.lm_head"
+    saved = {f"{module}.base_layer.weight": randn(12, 4)}
+    if tensor:
+        saved[f"{module}.{tensor}"] = randn(2, 4)
+    lora = adapter(tmp_path / "lora", saved, peft_type=kind)
+    with pytest.raises(LMHeadError, match=f"of kind {kind}" if tensor else "no update of it"):
+        plan_untie(source, lora)
+
+
+@pytest.mark.parametrize("start", ["pissa", "pissa_niter_16", "olora", "corda", "loftq"])
+def test_an_adapter_of_a_changed_base_is_refused(start, tmp_path):
+    source = write(tmp_path / "base", [{EMBED: randn(12, 4)}], {FLAG: True})
+    lora = adapter(tmp_path / "lora", lora_head()[0], init_lora_weights=start)
+    with pytest.raises(LMHeadError, match=f"init_lora_weights is {start}"):
+        plan_untie(source, lora)
+    plain = adapter(tmp_path / "plain", lora_head()[0], init_lora_weights="gaussian")
+    assert plan_untie(source, plain).expected
+
+
 def test_a_head_that_was_saved_whole(tmp_path):
     """Case 9."""
     source = write(tmp_path / "base", [{EMBED: randn(12, 4)}], {FLAG: True})
@@ -394,6 +446,7 @@ def test_a_head_that_was_saved_whole(tmp_path):
         ("gpt2", "wte.weight", "lm_head.weight"),
         ("gpt_neox", "gpt_neox.embed_in.weight", "embed_out.weight"),
         ("of nobody", "tok_embeddings.weight", "output.weight"),
+        (None, "tok_embeddings.weight", "output.weight"),
     ],
 )
 def test_the_second_end_is_named_after_the_first(family, embedding, head, tmp_path):
@@ -401,6 +454,41 @@ def test_the_second_end_is_named_after_the_first(family, embedding, head, tmp_pa
     source = write(tmp_path / "a", [{embedding: randn(12, 4)}], config)
     plan_untie(source).apply(tmp_path / "out")
     assert set(stored(tmp_path / "out")) == {embedding, head}
+
+
+@pytest.mark.parametrize(
+    ("embedding", "head"),
+    [
+        ("model.embed_tokens", "lm_head"),
+        ("module.model.embed_tokens", "module.lm_head"),
+        ("embed_tokens", "lm_head"),
+        ("model.language_model.embed_tokens", "lm_head"),
+        ("language_model.model.embed_tokens", "language_model.lm_head"),
+        ("model.tok_embeddings", "output"),
+        ("biogpt.embed_tokens", ""),
+        ("decoder.model.embed_tokens", ""),
+        ("model.decoder.embed_tokens", ""),
+        ("model.shared", ""),
+        ("electra.embeddings.word_embeddings", ""),
+        ("model.embeddings.tok_embeddings", ""),
+        ("transformer.wte", ""),
+    ],
+)
+def test_a_head_without_a_record_gets_no_invented_name(embedding, head, tmp_path):
+    table = {f"{embedding}.weight": randn(12, 4)}
+    layer = f"{embedding.rpartition('.')[0]}.layers.0.mlp.weight".removeprefix(".")
+    config = {"model_type": "of_nobody", FLAG: True, "vocab_size": 12}
+    source = write(tmp_path / "a", [{**table, layer: randn(4, 4)}], config)
+    if head:
+        plan_untie(source).apply(tmp_path / "out")
+        assert set(stored(tmp_path / "out")) == {*table, layer, f"{head}.weight"}
+        bare = write(tmp_path / "b", [table], config)
+        if embedding.endswith("embed_tokens"):  # nothing says that it is a decoder
+            with pytest.raises(LMHeadError, match="no record for model type 'of_nobody'"):
+                plan_untie(bare)
+    else:
+        with pytest.raises(LMHeadError, match="no record for model type 'of_nobody'"):
+            plan_untie(source)
 
 
 def test_heads_that_do_not_fit(tmp_path):
@@ -612,6 +700,77 @@ def test_resize_never_drops_what_is_in_use(tmp_path):
     for wrong in ({}, {"rows": 0}, {"rows": 5, "tokenizer": source}):
         with pytest.raises(LMHeadError):
             plan_resize(source, **wrong)
+
+
+def test_resize_never_drops_the_ids_of_other_files(tmp_path):
+    table = randn(60, 4)
+    source = write(tmp_path / "a", [{EMBED: table}], {FLAG: True, "vocab_size": 60})
+    tokenizer(source, 50)
+    said = source / "generation_config.json"
+    for key, value in (("eos_token_id", [3, 58]), ("forced_decoder_ids", [[1, 57]])):
+        said.write_text(json.dumps({key: value}))
+        with pytest.raises(LMHeadError, match=f"{key} is 5. in generation_config.json"):
+            plan_resize(source, rows=50)
+    said.write_text("{}")
+    assert plan_resize(source, rows=50).expected
+    smaller = tokenizer(tmp_path / "smaller", 30)
+    with pytest.raises(LMHeadError, match="its own tokenizer uses ids up to 49") as caught:
+        plan_resize(source, rows=40, tokenizer=smaller)
+    assert "in place of its own" in caught.value.hint
+    alone = write(tmp_path / "b", [{EMBED: table}], {FLAG: True, "vocab_size": 60})
+    assert plan_resize(alone, rows=40, tokenizer=smaller).apply(tmp_path / "out").verdict == "tied"
+
+
+def test_resize_makes_zero_rows_anew_that_its_own_tokenizer_reaches(tmp_path):
+    table = randn(60, 4)
+    table[50:] = 0
+    table[1] = 0
+    config = {FLAG: True, "vocab_size": 60, "pad_token_id": 1}
+    source = tokenizer(write(tmp_path / "a", [{EMBED: table}], config), 60)
+    plan_resize(source, tokenizer=source).apply(tmp_path / "out")
+    new = stored(tmp_path / "out")[EMBED]
+    assert torch.equal(new[:50], table[:50])  # the padding token's row is zero on purpose
+    used = table[:50][table[:50].any(1)].double()
+    assert (new[50:].double() - used.mean(0)).abs().max() < 3e-4
+    assert new[50:].any(1).all()
+
+
+def test_resize_finds_every_bias(tmp_path):
+    """Families without a record: what has one value a token, and what only looks so."""
+    embed = "electra.embeddings.word_embeddings.weight"
+    bias, buffer = randn(12, seed=2), randn(1, 12, seed=3)
+    rest = {
+        "generator_lm_head.bias": bias,
+        "final_logits_bias": buffer,
+        "embeddings_project.weight": randn(4, 4),
+        "tower.post_layernorm.weight": randn(12),
+        "tower.post_layernorm.bias": randn(12),
+        "embeddings.position_ids": torch.arange(12)[None],
+        "encoder.layers.0.bias": randn(12),
+    }
+    config = {"model_type": "electra", "vocab_size": 12, FLAG: True}
+    source = write(tmp_path / "a", [{embed: randn(12, 4), **rest}], config)
+    plan_resize(source, rows=16).apply(tmp_path / "out")
+    kept = stored(tmp_path / "out")
+    assert torch.equal(kept["generator_lm_head.bias"][:12], bias)
+    assert torch.allclose(kept["generator_lm_head.bias"][12:], bias.mean().expand(4))
+    assert torch.equal(kept["final_logits_bias"], torch.cat([buffer, torch.zeros(1, 4)], 1))
+    assert all(same(kept[name], rest[name]) for name in list(rest)[2:])
+    open_ = write(tmp_path / "b", [{embed: randn(12, 4), "token_cost": randn(12)}], config)
+    with pytest.raises(LMHeadError, match=r"token_cost \[12\] may hold one value a token"):
+        plan_resize(open_, rows=16)
+
+
+def test_resize_refuses_two_vocabularies(tmp_path):
+    ends = {
+        "model.encoder.embed_tokens.weight": randn(99, 4),
+        "model.decoder.embed_tokens.weight": randn(77, 4),
+        HEAD: randn(77, 4),
+    }
+    config = {"model_type": "marian", "vocab_size": 99, "decoder_vocab_size": 77, FLAG: False}
+    source = write(tmp_path / "a", [ends], config)
+    with pytest.raises(LMHeadError, match="vocab_size is 99 and decoder_vocab_size is 77"):
+        plan_resize(source, multiple_of=8)
 
 
 def test_resize_makes_unequal_ends_equal(tmp_path):

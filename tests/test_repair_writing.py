@@ -18,11 +18,11 @@ from gguf.quants import quantize
 from safetensors.torch import load_file, save_file
 from test_repair import EMBED, FLAG, HEAD, body, config_of, files, randn, same, stored, write
 
-from lmhead.checkpoint import disk, rewrite
+from lmhead.checkpoint import disk
 from lmhead.checkpoint.fix import plan_fix
+from lmhead.checkpoint.journal import IN_PLACE, alone
 from lmhead.checkpoint.plan import finish_in_place
 from lmhead.checkpoint.resize import plan_resize
-from lmhead.checkpoint.rewrite import _IN_PLACE
 from lmhead.checkpoint.tie import plan_tie
 from lmhead.checkpoint.untie import plan_untie
 from lmhead.checkpoint.verdict import inspect
@@ -184,6 +184,29 @@ def test_torch_tensors_with_strides_are_written_plainly(legacy, tmp_path):
     assert files(folder) == files(tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"optimizer": {"lr": 1e-3}, "step": 77}, "optimizer, step"),
+        ({"ema": {EMBED: randn(12, 4)}}, "ema"),
+        ({}, ""),
+    ],
+)
+def test_what_a_torch_file_holds_beside_its_weights_is_not_lost(more, named, tmp_path):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", FLAG: True}))
+    state = {EMBED: randn(12, 4), HEAD: randn(12, 4), **body()}
+    torch.save({"state_dict": state, **more}, folder / "pytorch_model.bin")
+    before = files(folder)
+    if not named:  # a dict in a dict alone
+        assert plan_tie(folder).apply(in_place=True).verdict == "tied"
+        return
+    with pytest.raises(LMHeadError, match=f"holds {named} beside one state dict"):
+        plan_tie(folder)
+    assert files(folder) == before
+
+
 # --- where it is written ------------------------------------------------------------------------
 
 
@@ -258,6 +281,77 @@ def test_one_file_as_source(tmp_path):
     source = write(tmp_path / "m", [{EMBED: randn(12, 4), HEAD: randn(12, 4)}], {FLAG: False})
     with pytest.raises(LMHeadError, match=r"config\.json would change with this file"):
         plan_tie(source / "model.safetensors").apply(tmp_path / "c.safetensors")
+
+
+def test_folders_and_links_are_carried(tmp_path):
+    source = two_shards(tmp_path / "a")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "note.txt").write_text("outside")
+    (source / "empty" / "inner").mkdir(parents=True)
+    (source / "sub").mkdir()
+    (source / "sub" / "note.txt").write_text("inside")
+    for name, text in {
+        "away": "../outside",
+        "sub/absolute": str(outside),
+        "same": "sub",
+        "sub/up": "..",  # a cycle
+        "dangling": "nowhere",
+        "loop": "loop",
+    }.items():
+        (source / name).symlink_to(text)
+    assert inspect(source).verdict == "duplicate"
+    out = tmp_path / "deep" / "out"
+    plan_tie(source).apply(out)
+    assert (out / "empty" / "inner").is_dir()
+    assert (out / "away" / "note.txt").read_text() == "outside"
+    assert (out / "sub" / "absolute" / "note.txt").read_text() == "outside"
+    assert (out / "same" / "note.txt").read_text() == "inside"
+    assert os.readlink(out / "same") == "sub"
+    assert (out / "sub" / "up").resolve() == out.resolve()
+    assert os.readlink(out / "loop") == "loop"
+    assert (out / "dangling").is_symlink()
+    plan_tie(source).apply(in_place=True)
+    assert os.readlink(source / "away") == "../outside"
+    assert (outside / "note.txt").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_named_not_read(tmp_path):
+    source = two_shards(tmp_path / "a")
+    os.mkfifo(source / "README.md")
+    with pytest.raises(LMHeadError, match=r"README\.md: neither a file nor a folder"):
+        plan_tie(source).apply(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert plan_tie(source).apply(in_place=True).verdict == "tied"
+    assert (source / "README.md").exists()
+
+
+def test_shards_behind_a_link_to_a_folder(tmp_path):
+    """A file that is written stands in a folder of its own in OUT, and is not changed in place."""
+    source = two_shards(tmp_path / "a")
+    (tmp_path / "store").mkdir()
+    (source / "part").symlink_to(tmp_path / "store")
+    first = "model-00001-of-00002.safetensors"
+    (source / first).rename(source / "part" / first)
+    path = source / "model.safetensors.index.json"
+    path.write_text(path.read_text().replace(first, f"part/{first}"))
+    before = files(tmp_path / "store")
+    with pytest.raises(LMHeadError, match="lies outside the folder"):
+        plan_tie(source).apply(in_place=True)
+    assert plan_tie(source).apply(tmp_path / "out").verdict == "tied"
+    assert not (tmp_path / "out" / "part").is_symlink()
+    assert set(load_file(tmp_path / "out" / "part" / first)) == {EMBED}
+    assert files(tmp_path / "store") == before
+
+
+def test_an_out_that_is_a_link_to_an_empty_folder(tmp_path):
+    source = two_shards(tmp_path / "a")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "out").symlink_to("real")
+    assert plan_tie(source).apply(tmp_path / "out").verdict == "tied"
+    assert (tmp_path / "out").is_symlink()
+    assert inspect(tmp_path / "real").verdict == "tied"
 
 
 def test_a_wrong_result_is_not_kept(tmp_path, monkeypatch):
@@ -356,7 +450,7 @@ def test_killed_at_every_step_in_place(command, options, tmp_path):
         source = tmp_path / f"{at}"
         shutil.copytree(original, source)
         steps = killed_at(at, command, options, source, None)
-        now = {k: v for k, v in files(source).items() if not k.startswith(_IN_PLACE)}
+        now = {k: v for k, v in files(source).items() if not k.startswith(IN_PLACE)}
         if command != "resize":
             inspect(source)  # readable at every moment, whole models of before or after
         assert all(v in (before.get(k), after.get(k)) for k, v in now.items())
@@ -377,19 +471,47 @@ def test_killed_at_every_step_in_place(command, options, tmp_path):
 def test_a_journal_of_nobody_is_not_followed(tmp_path):
     source = two_shards(tmp_path / "a")
     (tmp_path / "precious").write_text("x")
-    stage = source / f"{_IN_PLACE}-1-1"
-    (stage / "view").mkdir(parents=True)
+    stage = source / f"{IN_PLACE}-1-1"
+    (stage / "view" / "lnk").mkdir(parents=True)
+    (stage / "view" / "lnk" / "precious").write_text("y")
+    (source / "lnk").symlink_to(tmp_path)
+    (source / "tok").mkdir()
     for text in (
         json.dumps({"renames": [], "removed": ["../precious"]}),
         json.dumps({"renames": [], "removed": [str(tmp_path / "precious")]}),
         json.dumps({"renames": [1], "removed": []}),
+        json.dumps({"renames": ["lnk/precious"], "removed": []}),
+        json.dumps({"renames": [], "removed": ["lnk/precious"]}),
+        json.dumps({"renames": [], "removed": ["tok"]}),
+        json.dumps({"renames": ["tok"], "removed": []}),
+        json.dumps({"renames": ["\0"], "removed": []}),
+        json.dumps({"renames": ["\ud800"], "removed": []}),
+        json.dumps({"renames": "config.json", "removed": []}),
         json.dumps([]),
+        "[" * 100_000,
         "{",
     ):
         (stage / "renames.json").write_text(text)
         with pytest.raises(SourceError, match="remove "):
             finish_in_place(source)
-        assert (tmp_path / "precious").exists()
+        assert (tmp_path / "precious").read_text() == "x"
+    shutil.rmtree(stage / "view" / "lnk")
+    for link, names in ((stage / "view" / "lnk", "lnk/precious"), (stage / "view", "precious")):
+        shutil.rmtree(link, ignore_errors=True)
+        link.symlink_to(tmp_path)
+        (stage / "renames.json").write_text(json.dumps({"renames": [names], "removed": []}))
+        with pytest.raises(SourceError, match="remove "):
+            finish_in_place(source)
+        assert (tmp_path / "precious").read_text() == "x"
+        link.unlink()
+        (stage / "view").mkdir(exist_ok=True)
+    shutil.rmtree(stage)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "renames.json").write_text('{"renames": [], "removed": []}')
+    stage.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SourceError, match=f"remove {stage}"):
+        finish_in_place(source)
+    assert (tmp_path / "elsewhere" / "renames.json").exists()
 
 
 def test_a_plan_is_of_the_files_as_they_were(tmp_path):
@@ -404,9 +526,55 @@ def test_a_plan_is_of_the_files_as_they_were(tmp_path):
 def test_one_change_of_a_folder_at_a_time(tmp_path):
     source = two_shards(tmp_path / "a")
     plan = plan_tie(source)
-    with rewrite._alone(source), pytest.raises(LMHeadError, match="another process"):
+    with alone(source), pytest.raises(LMHeadError, match="another process"):
         plan.apply(in_place=True)
     plan.apply(in_place=True)
+
+
+def test_a_second_change_waits_for_the_first_ones_renames(tmp_path):
+    """A journal that a living process works through is not taken for a killed one's."""
+    source = two_shards(tmp_path / "a")
+    stage = source / f"{IN_PLACE}-1-1"
+    (stage / "view").mkdir(parents=True)
+    (stage / "view" / "new.txt").write_text("x")
+    (stage / "renames.json").write_text(json.dumps({"renames": ["new.txt"], "removed": []}))
+    with alone(source), pytest.raises(LMHeadError, match="another process"):
+        finish_in_place(source)
+    assert (stage / "view" / "new.txt").exists()
+    assert finish_in_place(source)
+    assert (source / "new.txt").read_text() == "x"
+
+
+def test_traces_go_with_the_next_change_in_place(tmp_path):
+    source = write(tmp_path / "a", [{EMBED: randn(12, 4)}], {FLAG: True})
+    (source / f"{IN_PLACE}-1-1" / "view").mkdir(parents=True)
+    ran = CliRunner().invoke(cli, ["fix", str(source), "--in-place"], catch_exceptions=False)
+    assert "Nothing is to be changed" in ran.stdout
+    assert not list(source.glob(".lmhead*"))
+
+
+TERMINATED = """
+import os, signal, sys
+from lmhead.checkpoint import disk
+from lmhead.cli import main
+def step(what):
+    if what.startswith(("create model", "rename journal")):
+        os.kill(os.getpid(), signal.SIGTERM)
+disk.step = step
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.parametrize("in_place", [False, True])
+def test_sigterm_cleans_up(in_place, tmp_path):
+    source = two_shards(tmp_path / "a")
+    before = files(tmp_path)
+    out = "--in-place" if in_place else str(tmp_path / "out")
+    ran = subprocess.run([sys.executable, "-c", TERMINATED, "tie", str(source), out], check=False)
+    assert ran.returncode == 128 + signal.SIGTERM
+    assert files(tmp_path) == before
+    assert not list(tmp_path.rglob(".lmhead*"))
 
 
 @pytest.mark.parametrize("in_place", [False, True])

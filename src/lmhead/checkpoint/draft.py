@@ -72,7 +72,9 @@ class Draft:
 
     def name_of(self, role: str) -> str:
         """What the missing end would be called, after the name of the other."""
-        return partner_name(self.roles, role)
+        said = (self.checkpoint.config or {}).get("model_type")
+        model_type = said if isinstance(said, str) and said else None
+        return partner_name(self.roles, role, model_type, self.checkpoint.entries)
 
     @property
     def rewrites(self) -> bool:
@@ -288,6 +290,7 @@ class Draft:
                 made in place, so that every moment between holds a model that can be read.
             gone: finding codes that must not stand afterwards.
         """
+        self._refuse_more()
         files = self._finished()
         removed = list(self._removed)
         weights, texts = [], []
@@ -331,6 +334,18 @@ class Draft:
             gone=gone,
             loss=dict(loss) if loss else None,
         )
+
+    def _refuse_more(self) -> None:
+        """Raise an LMHeadError where a torch file holds what safetensors cannot."""
+        for header in self.checkpoint.headers if self._converts else ():
+            more = header.metadata.get("beside") or ()
+            if more:
+                rest = f" and {len(more) - 5:,} more" if len(more) > 5 else ""
+                raise LMHeadError(
+                    f"{header.file}: holds {', '.join(more[:5])}{rest} beside one state dict: that "
+                    "would be lost, since all becomes safetensors",
+                    "save the state dict alone: torch.save(state_dict, FILE)",
+                )
 
     def _parts(self, header: Header, pieces: list[Piece]) -> Iterable[Part]:
         if header.format == "gguf":

@@ -82,7 +82,8 @@ class Header:
 
     Args:
         format: "safetensors", "gguf" or "torch".
-        metadata: safetensors' `__metadata__`; GGUF's scalars and "tokens", the number of tokens.
+        metadata: safetensors' `__metadata__`; GGUF's scalars and "tokens", the number of tokens;
+            of a torch file "beside", names of what it holds beside one flat dict of tensors.
         size: bytes of the file.
         data_start: where a safetensors or GGUF file's data begins; 0 for torch files.
     """

@@ -70,7 +70,7 @@ class Folder:
 
     def __init__(self, where: Path) -> None:
         self.where = where
-        found = sorted(entry.name for entry in os.scandir(where) if entry.is_file())
+        found = sorted(name for name in os.listdir(where) if os.path.isfile(where / name))
         self.names: Sequence[str] = found
 
     def exists(self, name: str) -> bool:

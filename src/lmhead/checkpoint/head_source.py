@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -11,19 +12,32 @@ from typing import Any
 from lmhead.checkpoint.encode import DTYPES, encode
 from lmhead.checkpoint.entry import Checkpoint, Entry
 from lmhead.checkpoint.pieces import Piece, piece_of
-from lmhead.checkpoint.roles import bare, find_roles, stem
+from lmhead.checkpoint.roles import bare_module, find_roles, stem
 from lmhead.checkpoint.tie import computed, row_blocks
-from lmhead.errors import LMHeadError
+from lmhead.errors import LMHeadError, short
+
+_LORA = "LORA"
+_FACTOR = re.compile(r"lora_([AB])(?:\.\w+)?\.weight")
+_WHOLE = re.compile(r"(modules_to_save\.(\w+\.)?)?(weight|bias)|original_module\..+")
+# LoRA settings under which the model is not W + B · A · scale.
+_NOT_PLAIN = (
+    *("use_dora", "fan_in_fan_out", "lora_bias", "use_qalora", "use_bdlora", "arrow_config"),
+    *("alora_invocation_tokens", "kasa_config", "monteclora_config", "velora_config"),
+)
+# Starts of the two factors that leave the base's weights as they are; others (PiSSA, OLoRA, CorDA,
+# LoftQ) take a part out of them. Source: peft 0.19, tuners/lora/layer.py.
+_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
 def head_from(
-    source: Checkpoint, base: Entry, checkpoint: Checkpoint, name: str
+    source: Checkpoint, base: Entry, own: Entry, checkpoint: Checkpoint, name: str
 ) -> tuple[Piece, str]:
     """The head of an adapter or a checkpoint, under a name, and in words what it is.
 
     Args:
-        base: the tied table, [V, d], that a LoRA update of the head is added to.
-        checkpoint: what holds `base`.
+        base: the embedding, [V, d]; a whole head has its shape, and gets its dtype.
+        own: what a LoRA update of the head is added to: the head that is stored, or the one table.
+        checkpoint: what holds both.
         name: what the head shall be called.
 
     Raises:
@@ -32,7 +46,7 @@ def head_from(
     if source.adapter is not None:
         lora = _lora(source, name)
         if lora is not None:
-            return _merged(source, *lora, base, checkpoint, name)
+            return _merged(source, *lora, own, checkpoint, name)
     roles = find_roles(source)
     head = roles.head
     if head is None and source.adapter is None:
@@ -62,23 +76,65 @@ def head_from(
 
 
 def _lora(source: Checkpoint, name: str) -> tuple[Entry, Entry] | None:
-    """The two factors of a LoRA update of the head; None where there is none."""
-    found = {}
+    """The two factors of a LoRA update of the head; None where a whole head or none is saved.
+
+    Raises:
+        LMHeadError: an update of another kind.
+    """
+    found: dict[str, Entry] = {}
+    other, inside = "", False
     for entry in source.entries.values():
-        match = re.fullmatch(r"(.+)\.lora_([AB])(?:\.\w+)?\.weight", entry.name)
-        if match and bare(f"{match[1]}.weight") == bare(f"{stem(name)}.weight"):
-            found[match[2]] = entry
-    return (found["A"], found["B"]) if len(found) == 2 else None
+        said = _of_head(entry.name, name)
+        if said is None:
+            continue
+        factor = _FACTOR.fullmatch(said)
+        if factor:
+            found[factor[1]] = entry
+        elif said.startswith("base_layer."):  # what the base holds, saved along
+            inside = True
+        elif not _WHOLE.fullmatch(said):
+            other = other or entry.name
+    kind = str((source.adapter or {}).get("peft_type", _LORA))
+    if other or (found and (len(found) < 2 or kind.upper() != _LORA)):
+        what = other or next(iter(found.values())).name
+        raise LMHeadError(
+            f"{source.source}: {what}: an update of the head of kind {kind}, which is not merged "
+            "here",
+            "merge it with PEFT: merge_and_unload(), then --head-from the merged model",
+        )
+    if found:
+        return found["A"], found["B"]
+    if inside:
+        raise LMHeadError(f"{source.source}: holds the base's head, and no update of it")
+    return None
+
+
+def _of_head(tensor: str, name: str) -> str | None:
+    """The rest of an adapter's tensor name after the head's module; None for other modules."""
+    parts, wanted = tensor.split("."), bare_module(stem(name))
+    ends = (n for n in range(1, len(parts)) if bare_module(".".join(parts[:n])) == wanted)
+    end = next(ends, None)
+    return None if end is None else ".".join(parts[end:])
 
 
 def _merged(
     source: Checkpoint, a: Entry, b: Entry, base: Entry, checkpoint: Checkpoint, name: str
 ) -> tuple[Piece, str]:
-    """The piece for W + B · A · scale, with W the base's table."""
+    """The piece for W + B · A · scale, with W the base's own."""
     config: Mapping[str, Any] = source.adapter or {}
-    for key in ("use_dora", "fan_in_fan_out", "lora_bias"):
+    for key in _NOT_PLAIN:
         if config.get(key):
-            raise LMHeadError(f"{source.source}: {key} is true: such an update is not merged here")
+            said = json.dumps(config[key])
+            raise LMHeadError(
+                f"{source.source}: {key} is {short(said)}: such an update is not merged here"
+            )
+    start = config.get("init_lora_weights")
+    if start not in _STARTS:
+        raise LMHeadError(
+            f"{source.source}: init_lora_weights is {short(str(start))}: such an adapter belongs "
+            "to a changed base, not to the table that is stored",
+            "save it with path_initial_model_for_weight_conversion, or merge it with PEFT",
+        )
     rank = a.shape[0]
     if a.shape != (rank, base.width) or b.shape != (base.rows, rank):
         raise LMHeadError(

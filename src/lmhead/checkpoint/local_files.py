@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lmhead.checkpoint.entry import Checkpoint
-from lmhead.checkpoint.rewrite import unfinished
+from lmhead.checkpoint.journal import unfinished
 from lmhead.errors import LMHeadError, SourceError
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmhead.checkpoint.journal import recover
 from lmhead.checkpoint.local_files import state_of
 from lmhead.checkpoint.pieces import Range
 from lmhead.checkpoint.rewrite import (
     Target,
-    recover,
     write_folder,
     write_in_place,
     write_single,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,11 +11,13 @@ from typing import Any
 from lmhead.checkpoint.draft import Draft
 from lmhead.checkpoint.encode import DTYPES, encode
 from lmhead.checkpoint.entry import Entry, Tokenizer
+from lmhead.checkpoint.in_use import padding, refuse_loss
 from lmhead.checkpoint.new_rows import NewRows, zero_rows
+from lmhead.checkpoint.per_token import per_token
 from lmhead.checkpoint.pieces import Made, Part, Piece, rows_of
 from lmhead.checkpoint.plan import Plan
 from lmhead.checkpoint.roles import TEXT_LEVELS
-from lmhead.checkpoint.tie import Source, bias_alias, opened, verdict_of
+from lmhead.checkpoint.tie import Source, opened, verdict_of
 from lmhead.errors import LMHeadError
 
 _SIZES = ("vocab_size", "decoder_vocab_size")
@@ -65,6 +66,7 @@ def plan_resize(
             f"{checkpoint.source}: the ends of {family.model_type} have different rows on purpose",
             family.note,
         )
+    _refuse_two_vocabularies(draft)
     for end in _tables(draft, ends):
         if end.dtype not in DTYPES or len(draft.group(end)) > 1:
             raise LMHeadError(
@@ -74,13 +76,13 @@ def plan_resize(
     given = _tokenizer(tokenizer)
     most = max(end.rows for end in ends)
     size = _size(most, rows, multiple_of, given)
-    _refuse_loss(draft, size, most, given)
+    refuse_loss(draft, size, most, given)
     own = checkpoint.tokenizer
     used = own.size if own else most
     for table in _tables(draft, ends):
         _resize_table(draft, table, size, used, given, seed)
-    for bias in _biases(draft):
-        _resize_bias(draft, bias, ends[-1].rows, size, used)
+    for bias in per_token(draft, ends):
+        _resize_bias(draft, bias, size, used)
     _resize_config(draft, size)
     if given and own and given.size > own.size:
         draft.notes.append(
@@ -115,57 +117,19 @@ def _size(most: int, rows: int | None, multiple: int | None, given: Tokenizer | 
     return -(-size // multiple) * multiple if multiple else size
 
 
-def _refuse_loss(draft: Draft, size: int, most: int, given: Tokenizer | None) -> None:
-    """Raise an LMHeadError where rows would be dropped that a token uses, or may use."""
-    if size >= most:
-        return
-    where, own = draft.checkpoint.source, given or draft.checkpoint.tokenizer
-    if own is None:
-        raise LMHeadError(
-            f"{where}: no tokenizer tells whether rows {size:,} to {most - 1:,} are in use",
-            "--tokenizer DIR",
-        )
-    if size < own.size:
-        raise LMHeadError(
-            f"{where}: the tokenizer uses ids up to {own.size - 1:,}: {size:,} rows would drop "
-            f"{own.size - size:,} of them",
-            f"--rows {own.size} or more",
-        )
-    for place, value in _token_ids(draft.checkpoint.config or {}, ""):
-        if size <= value < most:
-            raise LMHeadError(
-                f"{where}: {place} is {value:,} in config.json, a row that {size:,} rows would drop"
-            )
-
-
-def _token_ids(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, int]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _token_ids(value, f"{prefix}{key}.")
-        elif re.search(r"token_(id|index)$", key):
-            for one in value if isinstance(value, list) else [value]:
-                if isinstance(one, int):
-                    yield f"{prefix}{key}", one
-
-
 def _tables(draft: Draft, ends: list[Entry]) -> list[Entry]:
     """The ends, and further copies of the reading one; of one storage only the first."""
     copies = [draft.checkpoint.entries[name] for name in draft.roles.copies]
     return [*ends, *(copy for copy in copies if len(copy.shape) == 2)]
 
 
-def _biases(draft: Draft) -> list[Entry]:
-    entries, bias = draft.checkpoint.entries, draft.roles.bias
-    alias = bias_alias(draft)
-    return [e for e in (bias, entries.get(alias)) if e is not None]
-
-
 def _resize_table(
     draft: Draft, table: Entry, size: int, used: int, given: Tokenizer | None, seed: int
 ) -> None:
     checkpoint, old = draft.checkpoint, table.rows
-    reached = range(min(used, old), min(given.size if given else 0, old, size))
-    empty = zero_rows(checkpoint, table, reached)
+    reached = range(min(given.size if given else 0, old, size))
+    pads = padding(draft)
+    empty = [row for row in zero_rows(checkpoint, table, reached) if row not in pads]
     if not empty and size == old:
         return
     new = NewRows(checkpoint, table, len(empty) + max(0, size - old), min(used, old), seed)
@@ -193,9 +157,10 @@ def _parts(table: Entry, kept: int, empty: list[int], new: NewRows) -> Iterator[
         drawn += n
 
 
-def _resize_bias(draft: Draft, bias: Entry, old: int, size: int, used: int) -> None:
+def _resize_bias(draft: Draft, bias: Entry, size: int, used: int) -> None:
     """A head's bias gets its mean for new rows; a buffer [1, V], which is not trained, zeros."""
-    if bias.shape[-1:] != (old,) or size == old:
+    old = bias.shape[-1]
+    if size == old:
         return
     if bias.dtype not in DTYPES:
         raise LMHeadError(f"{draft.checkpoint.source}: {bias.name} is stored as {bias.dtype}")
@@ -212,20 +177,38 @@ def _resize_bias(draft: Draft, bias: Entry, old: int, size: int, used: int) -> N
     draft.replace(bias, piece, f"{bias.name}: {old:,} -> {size:,}")
 
 
-def _resize_config(draft: Draft, size: int) -> None:
-    """Set the vocabulary's size wherever it stands; where it does not, where the family has it."""
-    config = draft.checkpoint.config
-    if config is None:
-        draft.notes.append("there is no config.json, so no vocab_size was set")
-        return
+def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
+    """The vocabulary's sizes in a config, by their place."""
     levels = {"": config, **{f"{key}.": config.get(key) for key in TEXT_LEVELS}}
-    found = {
+    return {
         f"{prefix}{key}": level[key]
         for prefix, level in levels.items()
         if isinstance(level, Mapping)
         for key in _SIZES
         if isinstance(level.get(key), int)
     }
+
+
+def _refuse_two_vocabularies(draft: Draft) -> None:
+    """Raise an LMHeadError where encoder and decoder read other tokens (Marian)."""
+    found = _sizes(draft.checkpoint.config or {})
+    for place, size in found.items():
+        other = place.removesuffix(_SIZES[1]) + _SIZES[0]
+        if place.endswith(_SIZES[1]) and found.get(other, size) != size:
+            raise LMHeadError(
+                f"{draft.checkpoint.source}: two vocabularies: {other} is {found[other]:,} and "
+                f"{place} is {size:,}; one size for both would break one of them",
+                "resize with the model's own library: model.resize_token_embeddings",
+            )
+
+
+def _resize_config(draft: Draft, size: int) -> None:
+    """Set the vocabulary's size wherever it stands; where it does not, where the family has it."""
+    config = draft.checkpoint.config
+    if config is None:
+        draft.notes.append("there is no config.json, so no vocab_size was set")
+        return
+    found = _sizes(config)
     if not found:
         family = draft.roles.family
         inner = family.text[0] if family and family.text else ""

@@ -21,6 +21,7 @@ from lmhead.checkpoint.safetensors_file import BITS
 from lmhead.checkpoint.torch_pickle import (
     Storage,
     Tensor,
+    beside,
     state_dict,
     storage_key,
     tensors,
@@ -68,7 +69,8 @@ def read_torch(path: Path) -> Header:
     ]
     by_name = {entry.name: entry for entry in entries}
     check_empty(entries, problems)
-    return Header(path, "torch", by_name, {}, problems.all(), size)
+    more = {"beside": tuple(short(name) for name in beside(value))}
+    return Header(path, "torch", by_name, more, problems.all(), size)
 
 
 # A storage's key to the absolute offset of its bytes, and their number.

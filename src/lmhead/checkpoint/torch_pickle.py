@@ -185,6 +185,18 @@ def state_dict(value: Any) -> Any:
     return value
 
 
+def beside(value: Any) -> list[str]:
+    """What a pickle holds beside one flat dict of tensors, which a safetensors file cannot take."""
+    weights, found = state_dict(value), []
+    while value is not weights:
+        key = next(k for k in _WRAPPERS if isinstance(value.get(k), dict))
+        found += [str(other) for other in value if other != key]
+        value = value[key]
+    if not isinstance(weights, dict):
+        return found
+    return found + [str(key) for key, inner in weights.items() if not isinstance(inner, Tensor)]
+
+
 def tensors(value: Any, prefix: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield prefix or "tensor", value

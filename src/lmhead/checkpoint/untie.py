@@ -48,7 +48,8 @@ def plan_untie(source: Source, head_from: Source | None = None) -> Plan:
                 f"{checkpoint.source}: only the head is stored, as {name}",
                 f"give it its name first: lmhead fix {checkpoint.source} OUT",
             )
-        piece, text = read_head(opened(head_from), embedding, checkpoint, name)
+        own = embedding if head is None or shared(embedding, head) else head
+        piece, text = read_head(opened(head_from), embedding, own, checkpoint, name)
         if head is not None and not shared(embedding, head):
             rest = draft.group(head)[1:]
             if rest:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -48,18 +52,36 @@ def run(
         raise LMHeadError(
             "where to? No OUT was given", "name a new folder, or --in-place, or --dry-run"
         )
-    if in_place and not dry_run and finish_in_place(source):
-        click.echo(f"{source}: finished a change in place that had been cut short", err=True)
-    plan = make()
-    if dry_run:
-        data, where, verdict = plan.to_dict(), "", ""
-    else:
-        applied = plan.apply(out, in_place=in_place, link=not copy)
-        data, where, verdict = applied.to_dict(), applied.out, applied.verdict
+    with _cleaned_up():
+        if in_place and not dry_run and finish_in_place(source):
+            click.echo(f"{source}: finished a change in place that had been cut short", err=True)
+        plan = make()
+        if dry_run:
+            data, where, verdict = plan.to_dict(), "", ""
+        else:
+            applied = plan.apply(out, in_place=in_place, link=not copy)
+            data, where, verdict = applied.to_dict(), applied.out, applied.verdict
     if as_json:
         print_json(data)
     else:
         _show(plan, data, where, verdict)
+
+
+@contextmanager
+def _cleaned_up() -> Iterator[None]:
+    """Let SIGTERM end the process as Ctrl-C does: what is not finished is removed first."""
+    if os.name != "posix" or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _show(plan: Plan, data: dict[str, Any], where: str, verdict: str) -> None:
