@@ -36,7 +36,7 @@ def plan_resize(
 
     New rows are drawn from a normal distribution with the mean of the rows that tokens use and 1e-9
     of their covariance, new biases are the mean bias. Zero rows that a given tokenizer's ids reach
-    are made anew as well; other padded rows stay as they are.
+    are made anew as well, but for the padding token's; other padded rows stay as they are.
 
     Args:
         source: a folder, or an open checkpoint.
@@ -46,8 +46,8 @@ def plan_resize(
         seed: of the new rows.
 
     Raises:
-        LMHeadError: rows in use would be dropped, quantised ends, a GGUF file, or no size asked
-            for.
+        LMHeadError: rows in use would be dropped, quantised ends, a GGUF file, two vocabularies, a
+            tensor that may or may not go with the rows, or no size asked for.
         SourceError: unreadable.
     """
     checkpoint = opened(source)
