@@ -438,7 +438,7 @@ ROWS = (
         embedding="distilbert.embeddings.word_embeddings.weight",
         head="vocab_projector.weight",
         bias="vocab_projector.bias",
-        before="dense, activation and LayerNorm (vocab_transform, vocab_layer_norm)",
+        before="dense, activation and LayerNorm (vocab_transform)",
     ),
     _row(
         "albert",
