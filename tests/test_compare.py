@@ -180,7 +180,9 @@ def test_a_stopped_run_ends_with_the_same_numbers(finished, monkeypatch, text, t
 def test_kill_and_resume_of_the_program(finished, text, tmp_path, kind):
     whole, _, _ = finished
     out = tmp_path / "killed"
-    start = (
+    start = (  # each line written waits a little, so that the run is cut in its midst
+        "import time; from lmhead.runs import RunFolder; append = RunFolder.append; "
+        "RunFolder.append = lambda *a, **k: (time.sleep(0.05), append(*a, **k))[1]; "
         "from lmhead.lab import plan, train; plan.CHECKPOINT_SECONDS = 0.0; "
         "train.CHECKPOINT_SHARE = 0; from lmhead.cli import main; "
         f"main(['compare', {text!r}, '--tokenizer', 'chars', '--seeds', '2', "
