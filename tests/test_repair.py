@@ -794,3 +794,10 @@ def test_many_new_rows_have_the_old_ones_covariance(tmp_path):
     assert error.abs().max() < 0.03 * want.abs().max()
     z = (new.mean(0) - table.mean(0)) / (want.diagonal().sqrt() / 20000**0.5)
     assert z.abs().max() < 5
+
+
+def test_a_transposed_end_is_not_resized(tmp_path):
+    tensors = {"model.embed_tokens.weight": randn(9, 4), "lm_head.weight": randn(4, 9)}
+    write(tmp_path / "src", [tensors], {})
+    with pytest.raises(LMHeadError, match="one of them is stored transposed"):
+        plan_resize(tmp_path / "src", rows=16)

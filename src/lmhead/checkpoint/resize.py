@@ -66,6 +66,12 @@ def plan_resize(
             f"{checkpoint.source}: the ends of {family.model_type} have different rows on purpose",
             family.note,
         )
+    if len(ends) == 2 and ends[0].shape == ends[1].shape[::-1] and ends[0].rows != ends[1].rows:
+        raise LMHeadError(
+            f"{checkpoint.source}: {ends[0].name} is {list(ends[0].shape)}, {ends[1].name} "
+            f"{list(ends[1].shape)}: one of them is stored transposed",
+            "store it as [V, d] first",
+        )
     _refuse_two_vocabularies(draft)
     for end in _tables(draft, ends):
         if end.dtype not in DTYPES or len(draft.group(end)) > 1:
