@@ -181,6 +181,7 @@ def test_kill_and_resume_of_the_program(finished, text, tmp_path, kind):
     whole, _, _ = finished
     out = tmp_path / "killed"
     start = (  # each line written waits a little, so that the run is cut in its midst
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # if ignored
         "import time; from lmhead.runs import RunFolder; append = RunFolder.append; "
         "RunFolder.append = lambda *a, **k: (time.sleep(0.05), append(*a, **k))[1]; "
         "from lmhead.lab import plan, train; plan.CHECKPOINT_SECONDS = 0.0; "
