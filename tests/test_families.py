@@ -19,11 +19,12 @@ from transformers import CONFIG_MAPPING
 import lmhead
 from lmhead import conformance, families
 from lmhead.cli import cli
-from lmhead.conformance import check_family, check_model, random_model
+from lmhead.conformance import check_family, check_model
 from lmhead.errors import LMHeadError, SourceError
 from lmhead.families import FAMILIES, family, settings
 from lmhead.params import bundled, count_config, sizes
 from lmhead.quiet import quiet
+from lmhead.random_model import random_model
 from lmhead.records import FLAG, LIBRARY, Factor
 from lmhead.tiny import tiny_config
 from lmhead.transform import HeadTransform

@@ -21,11 +21,12 @@ from lmhead.checkpoint.difference import compare, equal_bytes
 from lmhead.checkpoint.findings import check, command
 from lmhead.checkpoint.roles import find_roles
 from lmhead.checkpoint.scan import scan
+from lmhead.checkpoint.touches import LORA_MORE, plain_lora
 from lmhead.cli import cli
-from lmhead.conformance import random_model
 from lmhead.errors import LMHeadError, SourceError
 from lmhead.families import FAMILIES
 from lmhead.quiet import quiet
+from lmhead.random_model import random_model
 from lmhead.records import FLAG, LIBRARY
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -776,3 +777,10 @@ def test_any_adapter_config_is_answered_or_refused(tmp_path_factory, said, flag)
     (adapter / "adapter_config.json").write_text(json.dumps(said))
     for given_base in (None, base):
         json.dumps(lmhead.inspect(adapter, given_base).to_dict(), allow_nan=False)
+
+
+def test_a_head_is_suggested_only_from_updates_that_untie_reads():
+    """`inspect` and `untie --head-from` go by one list of what is more than W + B · A."""
+    assert plain_lora({}) and plain_lora({"init_lora_weights": "gaussian"})  # noqa: PT018
+    assert not any(plain_lora({key: True}) for key in LORA_MORE)
+    assert not plain_lora({"init_lora_weights": "pissa"})

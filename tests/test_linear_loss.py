@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import accelerate
 import pytest
@@ -10,11 +12,11 @@ import transformers
 from accelerate.state import AcceleratorState
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lmhead.conformance import random_model
 from lmhead.errors import LMHeadError
 from lmhead.families import FAMILIES
 from lmhead.hf import use_linear_loss
 from lmhead.quiet import quiet
+from lmhead.random_model import random_model
 from lmhead.records import FLAG
 from lmhead.tiny import tiny_config
 
@@ -297,3 +299,8 @@ def test_wrong_options_are_told_at_once(options):
     with pytest.raises(LMHeadError):
         use_linear_loss(model, **options)
     assert "forward" not in model.__dict__
+
+
+def test_it_is_there_without_an_import_of_its_own():
+    code = "import lmhead; assert callable(lmhead.hf.use_linear_loss)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,10 +13,10 @@ from lmhead.checkpoint.resize import plan_resize
 from lmhead.checkpoint.tie import plan_tie
 from lmhead.checkpoint.untie import plan_untie
 from lmhead.checkpoint.verdict import inspect
-from lmhead.conformance import random_model
 from lmhead.errors import LMHeadError
 from lmhead.families import FAMILIES
 from lmhead.quiet import quiet
+from lmhead.random_model import random_model
 from lmhead.records import FLAG, LIBRARY
 
 FAMILIES_TRIED = (

@@ -95,6 +95,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "hf":  # lmhead.hf.use_linear_loss, without an import of its own
+        return importlib.import_module("lmhead.hf")
     if name not in _HOME:
         raise AttributeError(f"module 'lmhead' has no attribute {name!r}")
     return getattr(importlib.import_module(f"lmhead.{_HOME[name]}"), name)

@@ -14,19 +14,12 @@ from lmhead.checkpoint.entry import Checkpoint, Entry
 from lmhead.checkpoint.pieces import Piece, piece_of
 from lmhead.checkpoint.roles import bare_module, find_roles, stem
 from lmhead.checkpoint.tie import computed, row_blocks
+from lmhead.checkpoint.touches import LORA_MORE, LORA_STARTS
 from lmhead.errors import LMHeadError, short
 
 _LORA = "LORA"
 _FACTOR = re.compile(r"lora_([AB])(?:\.\w+)?\.weight")
 _WHOLE = re.compile(r"(modules_to_save\.(\w+\.)?)?(weight|bias)|original_module\..+")
-# LoRA settings under which the model is not W + B · A · scale.
-_NOT_PLAIN = (
-    *("use_dora", "fan_in_fan_out", "lora_bias", "use_qalora", "use_bdlora", "arrow_config"),
-    *("alora_invocation_tokens", "kasa_config", "monteclora_config", "velora_config"),
-)
-# Starts of the two factors that leave the base's weights as they are; others (PiSSA, OLoRA, CorDA,
-# LoftQ) take a part out of them. Source: peft 0.19, tuners/lora/layer.py.
-_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
 def head_from(
@@ -122,14 +115,14 @@ def _merged(
 ) -> tuple[Piece, str]:
     """The piece for W + B · A · scale, with W the base's own."""
     config: Mapping[str, Any] = source.adapter or {}
-    for key in _NOT_PLAIN:
+    for key in LORA_MORE:
         if config.get(key):
             said = json.dumps(config[key])
             raise LMHeadError(
                 f"{source.source}: {key} is {short(said)}: such an update is not merged here"
             )
     start = config.get("init_lora_weights")
-    if start not in _STARTS:
+    if start not in LORA_STARTS:
         raise LMHeadError(
             f"{source.source}: init_lora_weights is {short(str(start))}: such an adapter belongs "
             "to a changed base, not to the table that is stored",

@@ -25,6 +25,14 @@ _OTHER = re.compile(
     r"|fourierft|waveft|shira|bone|miss|delora|gralora|poly|psoft)_\w+)(\.|$)"
 )
 _LORA = ("LORA", "ADALORA")
+# LoRA settings under which the model is not W + B · A · scale.
+LORA_MORE = (
+    *("use_dora", "fan_in_fan_out", "lora_bias", "use_qalora", "use_bdlora", "arrow_config"),
+    *("alora_invocation_tokens", "kasa_config", "monteclora_config", "velora_config"),
+)
+# Starts of the two factors that leave the base's weights as they are; others (PiSSA, OLoRA, CorDA,
+# LoftQ) take a part out of them. Source: peft 0.19, tuners/lora/layer.py.
+LORA_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 _ROWS = re.compile(r"^(?P<module>.+?)(\.token_adapter)?\.trainable_tokens_delta")
 
 
@@ -92,14 +100,9 @@ def _kind(said: Mapping[str, Any]) -> str:
 
 
 def plain_lora(said: Mapping[str, Any]) -> bool:
-    """Whether a low-rank update is W + B · A · scale with the base's own W, and no more.
-
-    PiSSA, OLoRA, CorDA and LoftQ take a part out of W first. Source: peft 0.19, tuners/lora.
-    """
-    starts = (True, False, None, "gaussian", "eva", "orthogonal")
-    more = ("use_dora", "fan_in_fan_out", "lora_bias", "use_qalora")
-    plain = said.get("peft_type", "LORA") == "LORA" and not any(said.get(key) for key in more)
-    return plain and said.get("init_lora_weights") in starts
+    """Whether a low-rank update is W + B · A · scale with the base's own W, and no more."""
+    plain = said.get("peft_type", "LORA") == "LORA" and not any(said.get(key) for key in LORA_MORE)
+    return plain and said.get("init_lora_weights") in LORA_STARTS
 
 
 def _modules(base: Reading | None, role: str) -> tuple[str, ...]:

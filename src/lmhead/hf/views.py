@@ -66,13 +66,12 @@ def ends(model: Any) -> Ends:
     """
     table, writer = end_modules(model)
     record, found = recorded(model), None
-    known = None if record is None else settings(model.config, record)
-    if record is None or known is None:
+    if record is None:
         found = measure(model, table, writer, added_bias(model))
         if found.unknown:
             raise LMHeadError(f"{type(model).__name__}: unknown transform: {found.unknown}")
         record = derived_family(model, table, writer, found)
-        known = settings(model.config, record)
+    known = settings(model.config, record)
     scale = known.embedding_scale
     if scale is None:  # the text model inside is of a type without a record
         found = measure(model, table, writer, added_bias(model))
