@@ -189,6 +189,81 @@ def fill(
             norm[row] = F32(far * (1 + 2 * u))
 
 
+@compiled(fastmath={"contract", "nsz"})
+def turn(x, signs, cosines, power):  # type: ignore[no-untyped-def]
+    """x, float64 [width], rotated in place: `rotation.Rotation.apply` for one."""
+    width, order = x.size, cosines.shape[0]
+    for i in range(width):
+        x[i] *= signs[i]
+    half = 1
+    while half < power:
+        for start in range(0, width, 2 * half):
+            for i in range(start, start + half):
+                a, b = x[i], x[i + half]
+                x[i] = a + b
+                x[i + half] = a - b
+        half *= 2
+    root = 1 / np.sqrt(np.float64(power))
+    for i in range(width):
+        x[i] *= root
+    if order > 1:
+        mixed = np.zeros(width)
+        for o in range(order):
+            for k in range(order):
+                c = cosines[o, k]
+                for i in range(power):
+                    mixed[o * power + i] += c * x[k * power + i]
+        x[:] = mixed
+
+
+@compiled(fastmath={"contract", "nsz", "reassoc"})
+def integers(
+    g, planes, most, slight, signs, cosines, power, groups, words, starts, t, length, away, size
+):  # type: ignore[no-untyped-def] # fmt: skip
+    """Queries g, float64 [n, d], rotated and rounded: `query.integers`. words int8 [width / 4,
+    n · planes, 4]."""
+    n, d = g.shape
+    width = signs.size
+    part = width // groups
+    x = np.empty(width)
+    for m in range(n):
+        own, top, off, high_sum, low_sum = 0.0, 0.0, 0.0, 0.0, 0.0
+        for i in range(d):
+            x[i] = g[m, i]
+            own += x[i] * x[i]
+        x[d:] = 0
+        turn(x, signs, cosines, power)
+        for i in range(width):
+            top = max(top, abs(x[i]))
+        step = top / most if top > 0 else 1.0
+        for group in range(groups):
+            sums = np.zeros(2, np.int64)
+            for i in range(group * part, (group + 1) * part):
+                whole = np.rint(x[i] / step)
+                rest = x[i] - whole * step
+                off += rest * rest
+                q = np.int32(whole)
+                if planes == 1:
+                    words[i // 4, m, i % 4] = np.int8(q)
+                    sums[0] += q
+                    low_sum += whole * whole
+                else:
+                    high = (q + 128) >> 8
+                    low = q - 256 * high
+                    words[i // 4, 2 * m, i % 4] = np.int8(high)
+                    words[i // 4, 2 * m + 1, i % 4] = np.int8(low)
+                    sums[0] += high
+                    sums[1] += low
+                    high_sum += np.float64(high) * high
+                    low_sum += np.float64(low) * low
+            for plane in range(planes):
+                starts[group, planes * m + plane] = np.int32(-128 * sums[plane])
+        t[m] = step
+        length[m] = np.sqrt(own) * (1 + slight)
+        away[m] = np.sqrt(off) + slight * length[m]
+        size[m] = (256 * np.sqrt(high_sum) + np.sqrt(low_sum)) * (1 + slight)
+
+
 @compiled(fastmath=FAST)
 def products(weight, kind, hidden, ids, out):  # type: ignore[no-untyped-def]
     """out[i] = weight[ids[i]] · hidden in float64; hidden float64 [d]."""

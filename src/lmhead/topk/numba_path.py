@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lmhead.loss import threads
 from lmhead.topk import choose, kernels, vector_ir
-from lmhead.topk.query import Queries, Terms, prepare
+from lmhead.topk.query import SLIGHT, STEPS, Integers, Queries, Terms, prepare
 from lmhead.topk.table import LANES, SMALLEST, Table, aligned
 
 BLOCK = 8  # queries that a pass over the table serves
@@ -68,7 +68,18 @@ class NumbaPath:
     def prepare(self, g: NDArray[np.float64], planes: int, size: int, terms: Terms) -> Queries:
         if len(g) < size:  # columns that nobody asks for
             g = np.concatenate([g, np.zeros((size - len(g), g.shape[1]))])
-        return prepare(g, self.table.rotation.apply(g), planes, self.table, terms)
+        t, turn = self.table, self.table.rotation
+        whole = Integers(
+            np.empty((turn.width // 4, size * planes), np.int32),
+            np.empty((t.groups, size * planes), np.int32),
+            *np.empty((4, size)),
+        )
+        words = whole.words.view(np.int8).reshape(turn.width // 4, size * planes, 4)
+        kernels.integers(
+            g, planes, STEPS[planes], SLIGHT, turn.signs, turn.cosines, turn.power, t.groups,
+            words, *whole[1:],
+        )  # fmt: skip
+        return prepare(g, planes, whole, t, terms)
 
     def screen(self, q: Queries, terms: Terms) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Upper bounds [n, tiles · 16] of y / U, and each tile's largest lower bound [tiles, n]."""

@@ -16,6 +16,7 @@ The terms with u are the rounding of the float32 arithmetic (docs/exact-scoring.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,9 @@ from lmhead.topk.table import UNIT, Table
 FLOOR = 2.0**-100  # more than what float32 can lose below its smallest numbers
 NEGLIGIBLE = 2.0**-60  # a product so far below the bias is rest
 COEFS = 5
+STEPS = (0, 127, 32512)  # the largest integer, by planes
+SLIGHT = 2.0**-40  # more than float64 rounds a norm of 65,536 numbers by
+GROWN = 1 + 2.0**-20  # more than float32 rounds a bound by
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,57 +76,66 @@ class Queries:
         return len(self.g)
 
 
+class Integers(NamedTuple):
+    """Queries as integers: `words` and `starts` as in `Queries`; the scale t, and not less than
+    ‖g‖, ‖e‖ and 256 ‖high‖ + ‖low‖ (or ‖q‖), each float64 [n]."""
+
+    words: NDArray[np.int32]
+    starts: NDArray[np.int32]
+    t: NDArray[np.float64]
+    length: NDArray[np.float64]
+    away: NDArray[np.float64]
+    size: NDArray[np.float64]
+
+
+def integers(g: NDArray[np.float64], planes: int, table: Table) -> Integers:
+    """Queries g [n, d], rotated and rounded to `planes` bytes (`kernels.integers` compiled)."""
+    n, groups = len(g), table.groups
+    turned = table.rotation.apply(g)
+    length = np.linalg.norm(g, axis=1) * (1 + SLIGHT)
+    largest = np.abs(turned).max(axis=1)
+    t = np.where(largest > 0, largest / STEPS[planes], 1.0)
+    whole = np.rint(turned / t[:, None])
+    away = np.linalg.norm(turned - whole * t[:, None], axis=1) + SLIGHT * length
+    q = whole.astype(np.int32)
+    parts = [q] if planes == 1 else [(q + 128) >> 8, q - 256 * ((q + 128) >> 8)]
+    size = np.zeros(n)
+    for weight, part in zip((256, 1)[2 - planes :], parts, strict=True):
+        size += weight * np.linalg.norm(part, axis=1)
+    columns = np.stack(parts, axis=1).reshape(n * planes, -1)
+    words = np.ascontiguousarray(columns.astype(np.int8).view(np.int32).T)
+    starts = -128 * columns.reshape(n * planes, groups, -1).sum(axis=2)
+    return Integers(
+        words, np.ascontiguousarray(starts.T.astype(np.int32)), t, length, away, size * (1 + SLIGHT)
+    )
+
+
 def prepare(
-    g: NDArray[np.float64], turned: NDArray[np.float64], planes: int, table: Table, terms: Terms
+    g: NDArray[np.float64], planes: int, whole: Integers, table: Table, terms: Terms
 ) -> Queries:
-    """Quantise queries g [n, d], given R g too.
+    """The five numbers of each query.
 
     Raises:
         LMHeadError: the scores leave the range of float64.
     """
-    n, groups = len(g), table.groups
-    length = np.sqrt(np.einsum("ij,ij->i", g, g)) * (1 + 2.0**-40)
-    largest = np.abs(turned).max(axis=1)
-    steps = 127 if planes == 1 else 32512
-    t = np.where(largest > 0, largest / steps, 1.0)
-    whole = np.rint(turned / t[:, None])
-    off = turned - whole * t[:, None]
-    away = np.sqrt(np.einsum("ij,ij->i", off, off)) + 2.0**-40 * length
-    integers = whole.astype(np.int32)
-    if planes == 1:
-        parts = [integers]
-        size = np.sqrt(np.einsum("ij,ij->i", whole, whole))
-    else:
-        high = (integers + 128) >> 8
-        parts = [high, integers - 256 * high]
-        size = 256 * np.linalg.norm(parts[0], axis=1) + np.linalg.norm(parts[1], axis=1)
-    columns = np.stack(parts, axis=1).reshape(n * planes, -1)
-    words = np.ascontiguousarray(columns.astype(np.int8).view(np.int32).T)
-    starts = -128 * columns.reshape(n * planes, groups, -1).sum(axis=2, dtype=np.int64)
+    n = len(g)
     with np.errstate(over="ignore", invalid="ignore"):
         scale = terms.factor * 2.0**table.exponent
-        reach = scale * length * table.longest
+        reach = scale * whole.length * table.longest
         unit = np.maximum(reach, terms.largest_bias)
         unit[unit == 0] = 1
         slack = 2.0**-52 * (table.rotation.d + 8) * (reach + terms.largest_bias)
-    if not np.isfinite(unit).all() or not np.isfinite(slack).all():
+    if not np.isfinite(slack).all():
         raise LMHeadError("the scores leave the range of float64", "scale the hidden states down")
-    omega = scale / unit
     small = reach < NEGLIGIBLE * unit
-    coefs = np.zeros((n, COEFS))
-    grown = 1 + 2.0**-20
-    coefs[:, 0] = np.where(small, 0, omega * t)
-    coefs[:, 1] = np.maximum(np.where(small, 0, omega * length * grown), FLOOR)
-    rounding = (groups + 12) * UNIT * t * size
-    coefs[:, 2] = np.where(small, 0, omega * (away + rounding) * grown)
+    omega = np.where(small, 0, scale / unit)
+    coefs = np.empty((n, COEFS))
+    coefs[:, 0] = omega * whole.t
+    coefs[:, 1] = np.maximum(omega * whole.length * GROWN, FLOOR)
+    rounding = (table.groups + 12) * UNIT * whole.t * whole.size
+    coefs[:, 2] = omega * (whole.away + rounding) * GROWN
     coefs[:, 3] = 2.0**terms.bias_exponent / unit
     coefs[:, 4] = FLOOR + 6 * UNIT * terms.largest_bias / unit + np.where(small, 2 * reach / unit, 0)
     return Queries(
-        g,
-        planes,
-        words,
-        np.ascontiguousarray(starts.T.astype(np.int32)),
-        coefs.astype(np.float32),
-        unit,
-        slack,
+        g, planes, whole.words, whole.starts, coefs.astype(np.float32), unit, slack
     )
