@@ -10,13 +10,13 @@ F32 = np.float32
 
 
 @compiled()
-def largest(values, k):  # type: ignore[no-untyped-def]
+def largest(values, k):
     """The k-th largest."""
     return np.partition(values, values.size - k)[values.size - k]
 
 
 @compiled()
-def first_threshold(upper, tops, rest, norm, coefs, rows, k):  # type: ignore[no-untyped-def]
+def first_threshold(upper, tops, rest, norm, coefs, rows, k):
     """A number that k rows' lower bounds reach; from the tiles' largest where these are enough."""
     whole = rows // 16
     if 4 * k <= whole:
@@ -29,7 +29,7 @@ def first_threshold(upper, tops, rest, norm, coefs, rows, k):  # type: ignore[no
 
 
 @compiled()
-def below(y, unit):  # type: ignore[no-untyped-def]
+def below(y, unit):
     """A float32 that is not above y / unit."""
     x = F32(y / unit)
     return x - abs(x) * F32(2.0**-22) - F32(2.0**-126)
@@ -38,7 +38,7 @@ def below(y, unit):  # type: ignore[no-untyped-def]
 @compiled()
 def survivors(
     upper, tops, rest, norm, coefs, rows, k, weight, kind, g, factor, bias, unit, slack, most
-):  # type: ignore[no-untyped-def] # fmt: skip
+):  # fmt: skip
     """All rows that may be among the k best, with their scores y in float64.
 
     Returns ids (ascending), y, and how many were scored: 0 where there are more than `most`, -1
@@ -71,7 +71,7 @@ def survivors(
 
 
 @compiled()
-def score(weight, kind, g, factor, bias, found, which, y):  # type: ignore[no-untyped-def]
+def score(weight, kind, g, factor, bias, found, which, y):
     """y of the rows found[which], in float64."""
     ids = found[which]
     out = np.empty(ids.size)

@@ -29,14 +29,31 @@ def rows_of(weight: Tensor) -> tuple[NDArray[Any], tuple[int, ...]]:
     return weight.detach().view(torch.int16).numpy().view(np.uint16), kind
 
 
+def row_tops(weight: Tensor) -> NDArray[np.float32]:
+    """The largest |number| of each row of a CPU weight: NaN or infinite where one of them is."""
+    rows, _ = rows_of(weight if weight.stride(1) == 1 else weight.contiguous())
+    bits = rows.view(np.uint32 if rows.itemsize == 4 else np.uint16)
+    mask = bits.dtype.type((1 << (8 * rows.itemsize - 1)) - 1)
+    out = np.empty(len(rows), bits.dtype)
+
+    def work(first: int, last: int) -> None:
+        kernels.row_tops(bits, mask, out, first, last)
+
+    threads.each(work, threads.parts(len(rows), PIECES * torch.get_num_threads()))
+    return torch.from_numpy(out.view(f"i{rows.itemsize}")).view(weight.dtype).float().numpy()
+
+
 def fill(table: Table, weight: Tensor) -> None:
     rows, kind = rows_of(weight if weight.stride(1) == 1 else weight.contiguous())
     turn = table.rotation
+    half = -table.exponent // 2
+    shrink = np.array([2.0**half, 2.0 ** (-table.exponent - half)], np.float32)
+    words = table.codes.view(np.uint32)[..., 0]
 
     def work(first: int, last: int) -> None:
         kernels.fill(
-            rows, kind, 2.0**-table.exponent, turn.signs, turn.cosines.astype(np.float32),
-            turn.power, turn.error, np.float32(SMALLEST), table.codes, table.scale, table.rest,
+            rows, kind, shrink, turn.signs, turn.cosines.astype(np.float32),
+            turn.power, turn.error, np.float32(SMALLEST), words, table.scale, table.rest,
             table.norm, first, last,
         )  # fmt: skip
 
