@@ -19,6 +19,7 @@ from lmhead.topk.vector_ir import score_tile
 F32 = np.float32
 FAST = {"reassoc", "contract", "nsz"}  # sums in any order; NaN and infinities stay what they are
 LANES = 16
+AHEAD = 4  # rows that are asked for before they are read
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -294,11 +295,36 @@ def integers(
         size[m] = (256 * np.sqrt(high_sum) + np.sqrt(low_sum)) * (1 + slight)
 
 
+@intrinsic
+def ask_for(typingctx: Any, address: Any) -> Any:
+    """Ask for the 64 bytes at an address, soon to be read."""
+
+    def ask(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        name = "llvm.prefetch.p0"
+        call = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+        hints = (ir.Constant(number, 0), ir.Constant(number, 3), ir.Constant(number, 1))
+        builder.call(call, (builder.inttoptr(args[0], byte), *hints))
+        return context.get_dummy_value()
+
+    return types.void(address), ask
+
+
 @compiled(fastmath=FAST)
 def products(weight, kind, hidden, ids, out):
-    """out[i] = weight[ids[i]] · hidden in float64; hidden float64 [d]."""
+    """out[i] = weight[ids[i]] · hidden in float64; hidden float64 [d]. Rows lie far apart: each is
+    asked for while others are worked on."""
     d = weight.shape[1]
-    for i in range(ids.size):
+    first, stride = address(weight), weight.strides[0]
+    size = d * weight.itemsize
+    for i in range(-AHEAD, ids.size):
+        if i + AHEAD < ids.size:
+            start = first + ids[i + AHEAD] * stride
+            for at in range(start, start + size, 64):
+                ask_for(at)
+        if i < 0:
+            continue
         row = ids[i]
         total = 0.0
         for j in range(d):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,7 @@ class NumbaPath:
         self.rows, self.kind = rows_of(weight)
         number = vector_ir.best_variant() if variant is None else vector_ir.VARIANTS.index(variant)
         self.variant = (0,) * (number + 1)
+        self._rooms = threading.local()
 
     def block(self, count: int) -> tuple[int, int]:
         """Of so many queries still to do: how many to take at once, and with how many planes."""
@@ -101,8 +103,7 @@ class NumbaPath:
     def screen(self, q: Queries, terms: Terms) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Upper bounds [n, tiles · 16] of y / U, and each tile's largest lower bound [n, tiles]."""
         t = self.table
-        upper: Any = aligned((len(q), t.tiles * LANES), torch.float32)
-        tops = np.empty((len(q), t.tiles), np.float32)
+        upper, tops = self._room(len(q))
         tuples = self.variant, (0,) * len(q), (0,) * q.planes
 
         def work(first: int, last: int) -> None:
@@ -114,6 +115,18 @@ class NumbaPath:
         many = 1 if t.codes.nbytes < SMALL else PIECES * torch.get_num_threads()
         threads.each(work, threads.parts(t.tiles, many if torch.get_num_threads() > 1 else 1))
         return upper, tops
+
+    def _room(self, queries: int) -> tuple[Any, Any]:
+        """Where bounds go: one place for each thread; fresh memory costs more than the bounds."""
+        room = getattr(self._rooms, "room", None)
+        if room is None or len(room[0]) < queries:
+            tiles = self.table.tiles
+            room = (
+                aligned((queries, tiles * LANES), torch.float32),
+                aligned((queries, tiles), torch.float32),
+            )
+            self._rooms.room = room
+        return room[0][:queries], room[1][:queries]
 
     def survivors(
         self, q: Queries, n: int, upper: NDArray[np.float32], tops: NDArray[np.float32], k: int,
