@@ -32,11 +32,12 @@ def best(path: Any, g: NDArray[np.float64], k: int, terms: Terms) -> list[Found]
         q = path.prepare(some, planes, size, terms)
         bounds = path.screen(q, terms)
         jobs = [(path, q, n, bounds, k, terms) for n in range(len(some))]
-        found += [_one(*jobs[0])] if len(jobs) == 1 else threads.each(_one, jobs)
+        found += [one(*jobs[0])] if len(jobs) == 1 else threads.each(one, jobs)
     return found
 
 
-def _one(path: Any, q: Queries, n: int, bounds: Any, k: int, terms: Terms) -> Found:
+def one(path: Any, q: Queries, n: int, bounds: Any, k: int, terms: Terms) -> Found:
+    """The k best rows of query n of a block that was screened; see `best`."""
     rows = path.table.rows
     ids, y, count = path.survivors(q, n, *bounds, k, terms, max(k, rows // SHARE))
     if count < 0:
