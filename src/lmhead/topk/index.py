@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lmhead.errors import LMHeadError
-from lmhead.reference import TopK
-from lmhead.topk import backend, search
+from lmhead.reference import TopK, check_ids, check_integer
+from lmhead.topk import backend, interval, neighbours, sampling, search
+from lmhead.topk.interval import Interval
 from lmhead.topk.query import Terms
+from lmhead.topk.sampling import Sample
 from lmhead.topk.table import LANES, Groups, Table, quantise
 from lmhead.transform import HeadTransform
 
@@ -62,6 +66,7 @@ class HeadIndex:
             scored = scored.contiguous()
         self.path = backend.path(name, table, scored)
         self._terms = _terms(table, bias, transform)
+        self._lengths: np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None = None
 
     def __len__(self) -> int:
         """Rows that can be scored: those below `valid_rows`."""
@@ -94,28 +99,154 @@ class HeadIndex:
             raise LMHeadError(f"k must be an integer in 1 .. {len(self)}, got {k!r}")
         g = self._queries(hidden)
         found = search.best(self.path, g, k, self._terms)
-        shape = (*hidden.shape[:-1], k)
-        ids = np.array([f.ids for f in found], dtype=np.int64).reshape(shape)
-        y = np.array([f.y for f in found], dtype=np.float64).reshape(shape)
-        count = np.array([f.rescored for f in found], dtype=np.int64).reshape(shape[:-1])
-        device = hidden.device
-        return TopK(
-            torch.from_numpy(ids).to(device),
-            self._logits(y).to(device),
-            True,
-            torch.from_numpy(count).to(device),
+        curve = interval.Curve.of(self.transform)
+        found = [f._replace(y=curve.logits(f.y)) for f in found]
+        return _topk(found, (*hidden.shape[:-1], k), hidden)
+
+    @torch.no_grad()
+    def log_sum_exp(self, hidden: Tensor, within: float = 0.05) -> Interval:
+        """Where the log-sum-exp of all logits certainly lies, for each hidden state.
+
+        Args:
+            hidden: [..., d], as for `topk`.
+            within: the widest interval wanted, in nats. 0 computes the full product; what float64
+                rounds (about 1e-10) stays in the interval.
+
+        Returns:
+            Bounds of shape [...], float64.
+        """
+        interval.check_within(within)
+        g = self._queries(hidden)
+        curve = interval.Curve.of(self.transform)
+        low, high = interval.log_sum_exp(self.path, g, within, self._terms, curve)
+        return _interval(low, high, hidden.shape[:-1], hidden)
+
+    @torch.no_grad()
+    def logprobs(self, hidden: Tensor, ids: Tensor, within: float = 0.05) -> Interval:
+        """Where log-probabilities of tokens certainly lie: exact logits, less `log_sum_exp`.
+
+        Args:
+            hidden: [..., d], as for `topk`.
+            ids: [k] or [..., k], of an integer dtype.
+            within: the widest interval wanted, in nats, as for `log_sum_exp`.
+
+        Returns:
+            Bounds of shape [..., k], float64.
+
+        Raises:
+            LMHeadError: also where an id is no row, or a padded one.
+        """
+        interval.check_within(within)
+        g = self._queries(hidden)
+        lead = hidden.shape[:-1]
+        if ids.ndim == 0 or (ids.ndim > 1 and ids.shape[:-1] != lead):
+            raise LMHeadError(
+                f"hidden states of shape {tuple(hidden.shape)} need ids of shape [k] or "
+                f"{[*lead, 'k']}, got {tuple(ids.shape)}"
+            )
+        k = ids.shape[-1]
+        wanted = self._rows(ids).expand(*lead, k).reshape(len(g), k).numpy()
+        curve = interval.Curve.of(self.transform)
+        low, high = interval.logprobs(self.path, g, wanted, within, self._terms, curve)
+        return _interval(low, high, (*lead, k), hidden)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        hidden: Tensor,
+        *,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        temperature: float = 1.0,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Sample:
+        """Tokens drawn from the exact distribution, filtered as `transformers` does it.
+
+        The temperature first, then the `top_k` best, then the fewest best of these whose
+        probability reaches `top_p`. The same state of the generator gives the same tokens (of one
+        backend: another one's bounds differ in the last digits, which a draw may depend on).
+
+        Args:
+            hidden: [..., d], as for `topk`.
+            top_k: 1 or above; more than there are is all.
+            top_p: 0 … 1; 1 is all, 0 the best token.
+            num_samples: None draws one token for each state, of shape [...].
+
+        Raises:
+            LMHeadError: hidden or an option does not fit.
+        """
+        filters = sampling.Filters(top_k, top_p, temperature)
+        count = 1 if num_samples is None else num_samples
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise LMHeadError(f"num_samples must be an integer, 1 or above, got {count!r}")
+        device = "cpu" if generator is None else generator.device
+
+        def uniform(m: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+            drawn = torch.rand(m, dtype=torch.float64, generator=generator, device=device)
+            return drawn.cpu().numpy()
+
+        g = self._queries(hidden)
+        curve = interval.Curve.of(self.transform, temperature)
+        found = sampling.sample(self.path, g, self._terms, curve, filters, count, uniform)
+        lead = hidden.shape[:-1]
+        shape = lead if num_samples is None else (*lead, count)
+        low, high = (np.array([getattr(f, end) for f in found]) for end in ("low", "high"))
+        return Sample(
+            _tensor([f.ids for f in found], np.int64, shape, hidden),
+            _interval(low, high, shape, hidden),
+            _tensor([f.fewest for f in found], np.int64, lead, hidden),
+            _tensor([f.most for f in found], np.int64, lead, hidden),
         )
 
-    def _logits(self, y: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Tensor:
-        """Logits of scores y."""
-        return self.transform.cap(abs(self.transform.logit_scale) * torch.from_numpy(y))
+    @torch.no_grad()
+    def neighbours(
+        self, ids: Tensor | Sequence[int], k: int = 10, *, by: neighbours.By = "cosine"
+    ) -> TopK:
+        """The k rows of the table nearest to rows of it, themselves left out, exactly.
 
-    def _queries(self, hidden: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-        """Hidden states as float64 [n, d], with the transform's sign in them."""
+        Bias and transform play no part. Equal ones are ordered by the smaller id; a row of zeros
+        has cosine 0 with every other.
+
+        Args:
+            ids: [...], rows of the table.
+            k: 1 … len(index) − 1.
+            by: "cosine" or "dot"; `logits` of the result holds these.
+
+        Raises:
+            LMHeadError: an id is no row or a padded one, k is out of range, `by` is neither.
+        """
+        if by not in ("cosine", "dot"):
+            raise LMHeadError(f"by is {by!r}, and must be 'cosine' or 'dot'")
+        most = len(self) - 1
+        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= most:
+            raise LMHeadError(f"k must be an integer in 1 .. {most}, the other rows, got {k!r}")
+        given = torch.as_tensor(ids)
+        wanted = self._rows(given)
+        self._unchanged()
+        if by == "cosine" and self._lengths is None:
+            self._lengths = neighbours.lengths(self.path.weight)
+        lengths = self._lengths if by == "cosine" else None
+        found = neighbours.nearest(self.path, wanted.reshape(-1).numpy(), k, lengths)
+        return _topk(found, (*given.shape, k), given)
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        """Row numbers, checked, as int64 on the CPU."""
+        if not ids.numel() and ids.is_floating_point():  # of an empty list
+            return ids.long()
+        check_integer("ids", ids)
+        check_ids("ids", ids, len(self), len(self.weight))
+        return ids.detach().to("cpu", torch.int64)
+
+    def _unchanged(self) -> None:
         if self._version is not None and self.weight._version != self._version:
             raise LMHeadError(
                 "the table has changed since the index was built", "build the index anew"
             )
+
+    def _queries(self, hidden: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+        """Hidden states as float64 [n, d], with the transform's sign in them."""
+        self._unchanged()
         if hidden.ndim == 0 or hidden.shape[-1] != self.d:
             raise LMHeadError(
                 f"hidden states of shape {tuple(hidden.shape)} do not fit an index of width "
@@ -131,6 +262,23 @@ class HeadIndex:
             first = int(np.flatnonzero(~np.isfinite(g).all(axis=1))[0])
             raise LMHeadError(f"hidden state {first} of {len(g)} holds NaN or infinities")
         return np.ascontiguousarray(g) if self._terms.sign == 1 else g * self._terms.sign
+
+
+def _tensor(values: Any, dtype: type, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=dtype).reshape(shape)).to(like.device)
+
+
+def _topk(found: list[search.Found], shape: tuple[int, ...], like: Tensor) -> TopK:
+    return TopK(
+        _tensor([f.ids for f in found], np.int64, shape, like),
+        _tensor([f.y for f in found], np.float64, shape, like),
+        True,
+        _tensor([f.rescored for f in found], np.int64, shape[:-1], like),
+    )
+
+
+def _interval(low: Any, high: Any, shape: tuple[int, ...], like: Tensor) -> Interval:
+    return Interval(_tensor(low, np.float64, shape, like), _tensor(high, np.float64, shape, like))
 
 
 def _valid(weight: Tensor, transform: HeadTransform) -> int:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -97,6 +96,8 @@ class Masses:
         self.rows = path.table.rows
         self.fuzz = curve.fuzz(q, n, self.rows)
         self.ops = _operations(path)
+        self.low: Any
+        self.high: Any
         self.low, self.high, self.top = self.ops.spread(path, q, n, bounds, curve)
         self.sums = self.ops.sums(self.low, self.high)
         self.rescored = 0
@@ -115,13 +116,8 @@ class Masses:
                 self.score_all()
                 return
             e = self.exponentials(self.path.scores(self.q, self.n, ids, self.terms))
-            at, e = (ids, e) if isinstance(self.low, np.ndarray) else self._tensors(ids, e)
-            self.low[at] = self.high[at] = e
+            self.ops.put(self.low, self.high, ids, e)
             self.sums = self.ops.sums(self.low, self.high)
-
-    def _tensors(self, ids: NDArray[np.int64], e: NDArray[np.float64]) -> tuple[Tensor, Tensor]:
-        device = self.low.device
-        return torch.from_numpy(ids).to(device), torch.from_numpy(e).to(device)
 
     def score_all(self) -> None:
         """The full product, in float64."""

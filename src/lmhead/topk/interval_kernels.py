@@ -150,3 +150,11 @@ def spread(
 
 def sums(low: NDArray[np.float64], high: NDArray[np.float64]) -> tuple[float, float]:
     return float(total(low)), float(total(high))
+
+
+def put(
+    low: NDArray[np.float64], high: NDArray[np.float64], ids: NDArray[np.int64],
+    e: NDArray[np.float64],
+) -> None:  # fmt: skip
+    """Set both bounds of rows."""
+    low[ids] = high[ids] = e

@@ -39,3 +39,9 @@ def widest(low: Tensor, high: Tensor, budget: float) -> NDArray[np.int64]:
     count = int((widths.cumsum(0) <= budget).sum())
     found: NDArray[np.int64] = ids[count:].sort().values.cpu().numpy()
     return found
+
+
+def put(low: Tensor, high: Tensor, ids: NDArray[np.int64], e: NDArray[np.float64]) -> None:
+    """Set both bounds of rows."""
+    at = torch.from_numpy(ids).to(low.device)
+    low[at] = high[at] = torch.from_numpy(e).to(low.device)

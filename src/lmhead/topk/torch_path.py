@@ -116,7 +116,7 @@ class TorchPath:
         """y of every row, float64 [V]."""
         g = self._here(q.g[n])
         step = max(1, CHUNK // self.weight.shape[1])
-        pieces = [(some.double() @ g).cpu().numpy() for some in self.weight.split(step)]
+        pieces = [(some.double() @ g).cpu().numpy() for some in torch.split(self.weight, step)]
         y: NDArray[np.float64] = terms.factor * np.concatenate(pieces)
         return y if terms.bias is None else y + terms.bias
 
