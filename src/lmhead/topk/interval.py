@@ -203,4 +203,4 @@ def logprobs(
         return np.minimum(ends, 0)
 
     found = list(each(path, g, terms, work))
-    return np.array(found, np.float64).reshape(-1, 2, ids.shape[1]).transpose(1, 0, 2)
+    return np.array(found, np.float64).reshape(len(g), 2, ids.shape[1]).transpose(1, 0, 2)
