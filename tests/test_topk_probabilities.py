@@ -63,7 +63,8 @@ def test_the_exponential_keeps_its_bound() -> None:
     low, high = x.copy(), x.copy()
     kernels.raise_e(low, high, 0.0, 1.0)
     with mpmath.workdps(40):
-        off = max(abs(mpmath.mpf(e) / mpmath.exp(mpmath.mpf(t)) - 1) for e, t in zip(high, x))
+        pairs = zip(high, x, strict=True)
+        off = max(abs(mpmath.mpf(e) / mpmath.exp(mpmath.mpf(t)) - 1) for e, t in pairs)
     assert off < 2.0**-45
     assert (low == high).all()
 
@@ -79,8 +80,10 @@ def test_rows_left_out_are_within_the_budget() -> None:
         ids = kernels.widest(low, high, budget)
         rest = np.delete(widths, ids)
         assert rest.sum() <= budget
-        if len(ids):  # and not many more were taken than had to be
-            assert rest.sum() + np.sort(widths[ids])[: len(ids) // 10 + 500].sum() > budget
+        assert len(ids) == 0 or rest.max(initial=0) <= widths[ids].min()
+        if len(ids):  # not many more were taken than had to be
+            near = widths[ids] < widths[ids].min() * 9 / 8
+            assert rest.sum() + widths[ids][near].sum() > budget
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -146,7 +149,9 @@ def test_extremes(name: backend.Name) -> None:
         truth = all_logits(hidden, weight, None, HeadTransform()).logsumexp(-1)
         assert holds(found, truth)
     one = HeadIndex(weight[:1], backend=name)
-    assert holds(one.log_sum_exp(hidden), all_logits(hidden, weight[:1], None, HeadTransform())[:, 0])
+    assert holds(
+        one.log_sum_exp(hidden), all_logits(hidden, weight[:1], None, HeadTransform())[:, 0]
+    )
     certain = one.logprobs(hidden[0] / 1e9, torch.tensor([0]))
     assert float(certain.high) == 0
     assert -1e-9 < float(certain.low) <= 0

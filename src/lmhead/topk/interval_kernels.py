@@ -41,7 +41,7 @@ def number_of(typingctx: Any, bits: Any) -> Any:
 
 
 @compiled(inline="always")
-def exponential(x):  # type: ignore[no-untyped-def]
+def exponential(x):
     """e^x for −700 ≤ x ≤ 700, with a relative error below 2^-45.
 
     x = n ln 2 + r, |r| < 0.3467; a Taylor polynomial of degree 11 leaves out less than
@@ -66,14 +66,14 @@ def exponential(x):  # type: ignore[no-untyped-def]
 
 
 @compiled(inline="always")
-def capped(x):  # type: ignore[no-untyped-def]
+def capped(x):
     """tanh x, with an error below 2^-43."""
     twice = min(max(2.0 * x, -80.0), 80.0)
     return 1.0 - 2.0 / (exponential(twice) + 1.0)
 
 
 @compiled(fastmath={"contract", "nsz"})
-def exponents(upper, rest, norm, coefs, rows, scale, cap, low, high):  # type: ignore[no-untyped-def]
+def exponents(upper, rest, norm, coefs, rows, scale, cap, low, high):
     """Bounds of every row's logit (over the temperature), float64 [V]; returns the largest.
 
     upper float32, of y / U; scale: from it to a logit; cap: 0 for none. The lower bound lies two
@@ -96,7 +96,7 @@ def exponents(upper, rest, norm, coefs, rows, scale, cap, low, high):  # type: i
 
 
 @compiled(fastmath={"contract", "nsz"})
-def raise_e(low, high, top, cooling):  # type: ignore[no-untyped-def]
+def raise_e(low, high, top, cooling):
     """e to (x − top) · cooling in place; below e^-700, low becomes 0 and high e^-700."""
     for i in range(low.size):
         x = (high[i] - top) * cooling
@@ -107,7 +107,7 @@ def raise_e(low, high, top, cooling):  # type: ignore[no-untyped-def]
 
 
 @compiled(fastmath=FAST)
-def total(values):  # type: ignore[no-untyped-def]
+def total(values):
     t = 0.0
     for i in range(values.size):
         t += values[i]
@@ -115,7 +115,7 @@ def total(values):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def widest(low, high, budget):  # type: ignore[no-untyped-def]
+def widest(low, high, budget):
     """Rows so that the widths high − low of all others sum to at most the budget; widest first
     up to a ninth."""
     sums = np.zeros(BUCKETS)
@@ -125,7 +125,7 @@ def widest(low, high, budget):  # type: ignore[no-untyped-def]
     while bucket < BUCKETS and rest + sums[bucket] <= budget:
         rest += sums[bucket]
         bucket += 1
-    least = number_of(np.int64(bucket) << 49)
+    least = number_of(np.int64(bucket) << 49) if bucket < BUCKETS else np.inf
     out = np.empty(low.size, np.int64)
     n = 0
     for i in range(low.size):
