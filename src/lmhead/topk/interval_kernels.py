@@ -20,7 +20,7 @@ LEAST = -700.0  # e to it is a normal number of float64
 BUCKETS = 1 << 14  # eight for each power of two of a float64
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def bits_of(typingctx: Any, value: Any) -> Any:
     """The bits of a float64 as an int64."""
 
@@ -30,7 +30,7 @@ def bits_of(typingctx: Any, value: Any) -> Any:
     return types.int64(types.float64), cast
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def number_of(typingctx: Any, bits: Any) -> Any:
     """The float64 of the bits in an int64."""
 
