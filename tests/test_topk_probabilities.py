@@ -12,8 +12,9 @@ from scipy import stats
 from torch import Tensor
 
 from lmhead.errors import LMHeadError
-from lmhead.topk import backend
+from lmhead.topk import backend, neighbours
 from lmhead.topk.index import HeadIndex
+from lmhead.topk.torch_path import TorchPath
 from lmhead.transform import HeadTransform
 
 numba = pytest.mark.skipif(not backend.numba_there(), reason="needs numba")
@@ -377,3 +378,32 @@ def test_a_changed_table_is_refused() -> None:
     weight[0] = 1
     with pytest.raises(LMHeadError, match="changed"):
         index.neighbours([1])
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("groups", ["row", 64])
+def test_bounds_hold_where_the_error_is_largest(groups: str, name: backend.Name) -> None:
+    """Queries along a row's own rest: nothing of the bound is left over."""
+    weight = random(200, 128, seed=20) * random(200, 1, seed=21).exp()
+    index = HeadIndex(weight, groups=groups, backend=name)  # type: ignore[arg-type]
+    table, parts = index.table, 1 if groups == "row" else 2
+    rotation = table.rotation.apply(np.eye(128))
+    codes = TorchPath(table, weight).codes[:200].numpy().reshape(200, parts, -1)
+    scale = table.scale.transpose(0, 2, 1).reshape(-1, parts, 1)[:200]
+    turned = weight.double().numpy() * 2.0**-table.exponent @ rotation
+    rest = turned - (codes * scale.astype(np.float64)).reshape(200, -1)
+    closest = 1.0
+    for sign in (1, -1):
+        hidden = torch.from_numpy(sign * rest @ rotation.T).float() * 40
+        g = hidden.double().numpy()
+        for first in range(0, 200, 4):
+            q = index.path.prepare(g[first : first + 4], 2, 4, neighbours.PLAIN)
+            bounds = index.path.screen(q, neighbours.PLAIN)
+            for n in range(4):
+                upper, lower = neighbours.sides(index.path, q, n, bounds)
+                y = weight.double().numpy() @ g[first + n] / q.unit[n]
+                assert (lower <= y).all()
+                assert (y <= upper).all()
+                edge = upper - y if sign == 1 else y - lower
+                closest = min(closest, float(edge[first + n] / (upper - lower)[first + n]))
+    assert closest < 0.01
