@@ -111,7 +111,9 @@ def compute(count: int, text: Path | None) -> tuple[Floats, Floats]:
     ids = torch.tensor(opened.tokenizer(words)["input_ids"])
     windows = -(-count // WINDOW)
     if len(ids) < windows * WINDOW:
-        raise SystemExit(f"{text} has {len(ids)} tokens, {windows * WINDOW} are needed: --text FILE")
+        raise SystemExit(
+            f"{text} has {len(ids)} tokens, {windows * WINDOW} are needed: --text FILE"
+        )
     with torch.no_grad():
         parts = ids[: windows * WINDOW].view(-1, WINDOW).split(2)
         hidden = torch.cat([opened.model.model(part).last_hidden_state for part in parts])

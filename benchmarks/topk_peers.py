@@ -93,8 +93,13 @@ def faiss_sq8(s: Setting) -> Search:
     base.add(s.table)
     index = faiss.IndexRefine(base, s.flat)
     index.k_factor = 4
-    index.parts = base, s.flat  # faiss holds no reference to them
-    return lambda h: index.search(h, s.k)[::-1]
+    parts = base, s.flat  # the index may hold no reference to them
+
+    def search(h: Floats) -> Answer:
+        assert parts
+        return index.search(h, s.k)[::-1]
+
+    return search
 
 
 def torch_int8(engine: str) -> Callable[[Setting], Search]:
@@ -172,7 +177,9 @@ def openvino_int8(s: Setting) -> Search:
     request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
 
     def search(h: Floats) -> Answer:
-        return s.best(torch.from_numpy(request.infer([h], share_inputs=True, share_outputs=True)[0]))
+        return s.best(
+            torch.from_numpy(request.infer([h], share_inputs=True, share_outputs=True)[0])
+        )
 
     return search
 

@@ -77,7 +77,10 @@ def hard_cases(count: int, size: int = 40) -> Iterator[Hard]:
     rng, done, number = np.random.default_rng(6), 0, 0
     while done < count:
         for name, make in KINDS.items():
-            rows, width = int(rng.choice([1, 50, 257, 1024, 4099])), int(rng.choice([1, 8, 65, 256]))
+            rows, width = (
+                int(rng.choice([1, 50, 257, 1024, 4099])),
+                int(rng.choice([1, 8, 65, 256])),
+            )
             table = torch.from_numpy(make(rng, rows, width).astype(np.float32))
             dtype = (torch.float32, torch.bfloat16, torch.float16)[number % 3]
             number += 1
