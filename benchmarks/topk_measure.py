@@ -56,8 +56,8 @@ def score(args: argparse.Namespace) -> Iterator[Row]:
             continue
         try:
             searches[name] = build(setting)
-        except ImportError as error:
-            absent[name] = str(error)
+        except (ImportError, RuntimeError) as error:
+            absent[name] = (str(error).strip().splitlines() or [repr(error)])[0]
     read = reader(args.threads)
     searches[READING] = lambda block: read()
     setting.__dict__.pop("int8", None)
@@ -216,7 +216,9 @@ def exact(args: argparse.Namespace) -> Iterator[Row]:
             name, {"name": name, "queries": 0, "ours": 0, "torch": 0, "off": 0.0, "rescored": []}
         )
         truth = torch.from_numpy(true_topk(table, hidden, k))
-        plain = torch.cat([F.linear(part, table.float()).topk(k)[1] for part in hidden.split(64)])
+        plain = torch.cat(
+            [F.linear(part.float(), table.float()).topk(k)[1] for part in hidden.split(64)]
+        )
         row["queries"] += len(hidden)
         row["torch"] += int((plain != truth).any(1).sum())
         if index is None:

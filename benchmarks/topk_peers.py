@@ -1,4 +1,4 @@
-"""Who competes in benchmarks.topk: each peer takes queries [n, d] and gives ids and scores [n, k]."""
+"""Who competes in benchmarks.topk: each takes queries [n, d] and gives ids and scores [n, k]."""
 
 from __future__ import annotations
 

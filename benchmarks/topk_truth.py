@@ -108,7 +108,7 @@ def _queries(rng: np.random.Generator, name: str, table: Tensor, size: int) -> T
     elif name == "zero rows":
         hidden[::4] = 0
     hidden[::5] *= 10.0 ** float(rng.uniform(-12, 12))
-    return hidden
+    return hidden.bfloat16() if table.dtype == torch.bfloat16 else hidden
 
 
 Array = npt.NDArray[np.float64]
@@ -124,6 +124,11 @@ def _duplicated(rng: np.random.Generator, rows: int, width: int) -> Array:
 
 def _norms_far_apart(rng: np.random.Generator, rows: int, width: int) -> Array:
     return rng.standard_normal((rows, width)) * 10.0 ** rng.uniform(-15, 15, (rows, 1))
+
+
+def _norms_extreme(rng: np.random.Generator, rows: int, width: int) -> Array:
+    """Down to numbers without a leading bit, and up to near the largest."""
+    return rng.uniform(-1, 1, (rows, width)) * 10.0 ** rng.uniform(-44, 38, (rows, 1))
 
 
 def _zero_rows(rng: np.random.Generator, rows: int, width: int) -> Array:
@@ -162,6 +167,7 @@ KINDS: dict[str, Callable[[np.random.Generator, int, int], Array]] = {
     "equal rows": _equal,
     "duplicated rows": _duplicated,
     "norms far apart": _norms_far_apart,
+    "norms at the limits": _norms_extreme,
     "zero rows": _zero_rows,
     "queries are rows": _plain,
     "outliers": _plain,
