@@ -23,26 +23,36 @@ from benchmarks.topk_peers import BUFFER, OURS, PEERS, Floats, Setting, head_ind
 from benchmarks.topk_truth import hard_cases, products, true_topk
 
 Row = dict[str, Any]
+Times = tuple[float, float]
 WARM = 2  # rounds that are not counted
 READING = "reading"  # the floor's place among the contenders
 
 
 def turns(
     contenders: dict[str, Callable[[Floats], Any]], blocks: list[Floats]
-) -> Iterator[tuple[str, int, float, Any]]:
-    """Every contender once a round in random order: name, round, milliseconds, answer."""
+) -> Iterator[tuple[str, int, Times, Any]]:
+    """Every contender once a round in random order: name, round, (wall, CPU) ms, answer."""
     order, rng = list(contenders), random.Random(0)
     gc.collect()
     gc.disable()
     for number, block in enumerate(blocks):
         rng.shuffle(order)
         for name in order:
-            start = time.perf_counter()
+            cpu, start = time.process_time(), time.perf_counter()
             answer = contenders[name](block)
-            took = (time.perf_counter() - start) * 1e3
+            took = (time.perf_counter() - start) * 1e3, (time.process_time() - cpu) * 1e3
             if number >= WARM:
                 yield name, number - WARM, took, answer
     gc.enable()
+
+
+def summary(times: list[Times], scale: float = 1.0) -> Row:
+    wall, cpu = zip(*times, strict=True)
+    return {
+        "min": min(wall) * scale,
+        "median": statistics.median(wall) * scale,
+        "cpu": min(cpu) * scale,
+    }
 
 
 def score(args: argparse.Namespace) -> Iterator[Row]:
@@ -63,7 +73,7 @@ def score(args: argparse.Namespace) -> Iterator[Row]:
     setting.__dict__.pop("int8", None)
     for size in args.queries:
         blocks = [case.block(number, size) for number in range(args.rounds + WARM)]
-        times: dict[str, list[float]] = {name: [] for name in searches}
+        times: dict[str, list[Times]] = {name: [] for name in searches}
         answers: dict[str, list[Any]] = {name: [] for name in searches}
         for name, _, took, answer in turns(searches, blocks):
             times[name].append(took)
@@ -78,15 +88,11 @@ def score(args: argparse.Namespace) -> Iterator[Row]:
             "threads": args.threads,
             "k": args.k,
             "rounds": args.rounds,
-            "read_gb_s": BUFFER / min(times[READING]) / 1e6,
+            "read_gb_s": BUFFER / min(times[READING])[0] / 1e6,
         }
         for bits, name in ((8, "floor int8"), (32, "floor float32")):
             share = case.table.size * bits // 8 / BUFFER
-            yield common | {
-                "name": name,
-                "min": min(times[READING]) * share,
-                "median": statistics.median(times[READING]) * share,
-            }
+            yield common | {"name": name, **summary(times[READING], share)}
         for name, found in answers.items():
             if name == READING:
                 continue
@@ -94,8 +100,7 @@ def score(args: argparse.Namespace) -> Iterator[Row]:
             hits = [len(np.intersect1d(a, b)) for a, b in zip(ids, truth, strict=True)]
             yield common | {
                 "name": name,
-                "min": min(times[name]),
-                "median": statistics.median(times[name]),
+                **summary(times[name]),
                 "recall": sum(hits) / truth.size,
                 "same": float((ids == truth).all(1).mean()),
             }
@@ -131,7 +136,7 @@ def logprob(args: argparse.Namespace) -> Iterator[Row]:
     }
     for size in args.queries:
         blocks = [case.block(number, size) for number in range(args.rounds + WARM)]
-        times: dict[str, list[float]] = {name: [] for name in contenders}
+        times: dict[str, list[Times]] = {name: [] for name in contenders}
         widths: dict[str, list[float]] = {name: [] for name in contenders}
         missed = dict.fromkeys(contenders, 0)
         true = [
@@ -154,8 +159,7 @@ def logprob(args: argparse.Namespace) -> Iterator[Row]:
                 "queries": size,
                 "threads": args.threads,
                 "name": name,
-                "min": min(times[name]),
-                "median": statistics.median(times[name]),
+                **summary(times[name]),
             }
             if widths[name]:
                 row |= {
