@@ -6,7 +6,7 @@
 Every shape and thread count runs in a process of its own; there every contender answers once a
 round, in random order, each round other queries. Times are milliseconds for the whole block of
 queries: the least and the median of the rounds by the wall, and the least CPU time of the process
-(the one to read where other work runs, with one thread). Floors are the bytes of an int8 and of a
+(the one to read where other work runs, with one thread, and there "/ floor" is by it). Floors are the bytes of an int8 and of a
 float32 table over the read bandwidth, measured in the same rounds on a buffer beyond any cache (a
 small int8 table may stay in a large cache, and beat its floor). Recall and "same" (share of queries
 with the true ids in the true order) are over the timed queries. Peers that are not installed are
@@ -134,7 +134,8 @@ def score_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
             if "absent" in row:
                 yield f"{row['name']:20} absent: {row['absent']}"
                 continue
-            ratio = row["min"] / found["floor int8"]["min"]
+            by = "cpu" if row["threads"] == 1 else "min"
+            ratio = row[by] / found["floor int8"][by]
             exact = f" {row['recall']:8.4f} {row['same']:6.0%}" if "recall" in row else ""
             times = " ".join(f"{row[what]:9.3f}" for what in TOOK)
             yield f"{row['name']:20} {times} {ratio:8.2f}{exact}"

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+
 from benchmarks.topk_truth import KINDS, exact_key, hard_cases, true_topk
 
 
