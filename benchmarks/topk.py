@@ -6,11 +6,11 @@
 Every shape and thread count runs in a process of its own; there every contender answers once a
 round, in random order, each round other queries. Times are milliseconds for the whole block of
 queries: the least and the median of the rounds by the wall, and the least CPU time of the process
-(the one to read where other work runs, with one thread, and there "/ floor" is by it). Floors are the bytes of an int8 and of a
-float32 table over the read bandwidth, measured in the same rounds on a buffer beyond any cache (a
-small int8 table may stay in a large cache, and beat its floor). Recall and "same" (share of queries
-with the true ids in the true order) are over the timed queries. Peers that are not installed are
-named: pip install faiss-cpu onnxruntime onnx openvino.
+(the one to read where other work runs; with one thread "/ floor" is by it). Floors are the bytes of
+an int8 and of a float32 table over the read bandwidth, measured in the same rounds on a buffer
+beyond any cache (a small int8 table may stay in a large cache, and beat its floor). Recall and
+"same" (share of queries with the true ids in the true order) are over the timed queries. Peers that
+are not installed are named: pip install faiss-cpu onnxruntime onnx openvino.
 """
 
 from __future__ import annotations
