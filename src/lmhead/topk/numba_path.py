@@ -1,0 +1,158 @@
+"""Screening and scoring by the compiled loops, on a CPU, in as many threads as torch uses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lmhead.loss import threads
+from lmhead.topk import choose, kernels, vector_ir
+from lmhead.topk.query import SLIGHT, STEPS, Integers, Queries, Terms, prepare
+from lmhead.topk.table import LANES, SMALLEST, Table, aligned
+
+BLOCK = 8  # queries that a pass over the table serves
+SMALL = 1 << 21  # bytes of codes below which one thread is faster
+PIECES = 4  # of the table for each thread
+
+_NO_BIAS = np.empty(0)
+
+
+def rows_of(weight: Tensor) -> tuple[NDArray[Any], tuple[int, ...]]:
+    """A row-major CPU weight as the kernels read it: an array, and the kind of its numbers."""
+    if weight.dtype == torch.float32:
+        return weight.detach().numpy(), (0,)
+    kind = (0,) if weight.dtype == torch.bfloat16 else (0, 0)
+    return weight.detach().view(torch.int16).numpy().view(np.uint16), kind
+
+
+def row_tops(weight: Tensor) -> NDArray[np.float32]:
+    """The largest |number| of each row of a CPU weight: NaN or infinite where one of them is."""
+    rows, _ = rows_of(weight if weight.stride(1) == 1 else weight.contiguous())
+    bits = rows.view(np.uint32 if rows.itemsize == 4 else np.uint16)
+    mask = bits.dtype.type((1 << (8 * rows.itemsize - 1)) - 1)
+    out = np.empty(len(rows), bits.dtype)
+
+    def work(first: int, last: int) -> None:
+        kernels.row_tops(bits, mask, out, first, last)
+
+    threads.each(work, threads.parts(len(rows), PIECES * torch.get_num_threads()))
+    return torch.from_numpy(out.view(f"i{rows.itemsize}")).view(weight.dtype).float().numpy()
+
+
+def fill(table: Table, weight: Tensor) -> None:
+    rows, kind = rows_of(weight if weight.stride(1) == 1 else weight.contiguous())
+    turn = table.rotation
+    half = -table.exponent // 2
+    shrink = np.array([2.0**half, 2.0 ** (-table.exponent - half)], np.float32)
+    words = table.codes.view(np.uint32)[..., 0]
+
+    def work(first: int, last: int) -> None:
+        kernels.fill(
+            rows, kind, shrink, turn.signs, turn.cosines.astype(np.float32),
+            turn.power, turn.error, np.float32(SMALLEST), words, table.scale, table.rest,
+            table.norm, first, last,
+        )  # fmt: skip
+
+    threads.each(work, threads.parts(table.tiles, PIECES * torch.get_num_threads()))
+
+
+class NumbaPath:
+    """The compiled loops over one table.
+
+    Args:
+        table: the quantised table.
+        weight: the original, row-major, on the CPU; it may be memory-mapped.
+        variant: of `vector_ir.VARIANTS`; None for the widest that the processor has.
+    """
+
+    def __init__(self, table: Table, weight: Tensor, variant: str | None = None) -> None:
+        self.table, self.weight = table, weight
+        self.rows, self.kind = rows_of(weight)
+        number = vector_ir.best_variant() if variant is None else vector_ir.VARIANTS.index(variant)
+        self.variant = (0,) * (number + 1)
+
+    def block(self, count: int) -> tuple[int, int]:
+        """Of so many queries still to do: how many to take at once, and with how many planes."""
+        for size in (1, 2, 4):
+            if count <= size:
+                return size, 2
+        return BLOCK, 1
+
+    def prepare(self, g: NDArray[np.float64], planes: int, size: int, terms: Terms) -> Queries:
+        if len(g) < size:  # columns that nobody asks for
+            g = np.concatenate([g, np.zeros((size - len(g), g.shape[1]))])
+        t, turn = self.table, self.table.rotation
+        whole = Integers(
+            np.empty((turn.width // 4, size * planes), np.int32),
+            np.empty((t.groups, size * planes), np.int32),
+            *np.empty((4, size)),
+        )
+        words = whole.words.view(np.int8).reshape(turn.width // 4, size * planes, 4)
+        kernels.integers(
+            g, planes, STEPS[planes], SLIGHT, turn.signs, turn.cosines, turn.power, t.groups,
+            words, *whole[1:],
+        )  # fmt: skip
+        return prepare(g, planes, whole, t, terms)
+
+    def screen(self, q: Queries, terms: Terms) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Upper bounds [n, tiles · 16] of y / U, and each tile's largest lower bound [tiles, n]."""
+        t = self.table
+        upper: Any = aligned((len(q), t.tiles * LANES), torch.float32)
+        tops = np.empty((t.tiles, len(q)), np.float32)
+        tuples = self.variant, (0,) * len(q), (0,) * q.planes
+
+        def work(first: int, last: int) -> None:
+            kernels.screen(
+                *tuples, t.codes, q.words, q.starts, t.scale, t.rest, t.norm, terms.screened,
+                q.coefs, first, last, upper, tops,
+            )  # fmt: skip
+
+        many = 1 if t.codes.nbytes < SMALL else PIECES * torch.get_num_threads()
+        threads.each(work, threads.parts(t.tiles, many if torch.get_num_threads() > 1 else 1))
+        return upper, tops
+
+    def survivors(
+        self, q: Queries, n: int, upper: NDArray[np.float32], tops: NDArray[np.float32], k: int,
+        terms: Terms, most: int,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:  # fmt: skip
+        """See `choose.survivors`; of query n of the block."""
+        t = self.table
+        found: tuple[NDArray[np.int64], NDArray[np.float64], int] = choose.survivors(
+            upper[n], tops[:, n], t.rest, t.norm, q.coefs[n], t.rows, k, self.rows, self.kind,
+            q.g[n], terms.factor, _NO_BIAS if terms.bias is None else terms.bias, q.unit[n],
+            q.slack[n], most,
+        )  # fmt: skip
+        return found
+
+    def scores(self, q: Queries, n: int, ids: NDArray[np.int64], terms: Terms) -> Any:
+        """y of rows, float64."""
+        out = np.empty(len(ids))
+        kernels.products(self.rows, self.kind, q.g[n], ids, out)
+        return terms.factor * out + (0 if terms.bias is None else terms.bias[ids])
+
+    def all_scores(self, q: Queries, n: int, terms: Terms) -> NDArray[np.float64]:
+        """y of every row, float64 [V]."""
+        out = np.empty((1, self.table.rows))
+        g = q.g[n : n + 1]
+
+        def work(first: int, last: int) -> None:
+            kernels.all_products(self.rows, self.kind, g, first, last, out)
+
+        threads.each(work, threads.parts(self.table.rows, PIECES * torch.get_num_threads()))
+        y: NDArray[np.float64] = terms.factor * out[0]
+        return y if terms.bias is None else y + terms.bias
+
+    def precise(self, q: Queries, n: int, ids: NDArray[np.int64]) -> Any:
+        """See `kernels.precise`."""
+        high, low, exact = np.empty(len(ids)), np.empty(len(ids)), np.empty(len(ids), np.bool_)
+        kernels.precise(self.rows, self.kind, q.g[n], ids, high, low, exact)
+        return high, low, exact
+
+    def wide_rows(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Rows of the table in float64."""
+        rows: NDArray[np.float64] = self.weight[torch.from_numpy(ids)].double().numpy()
+        return rows
