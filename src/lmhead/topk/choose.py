@@ -11,8 +11,27 @@ F32 = np.float32
 
 @compiled()
 def largest(values, k):
-    """The k-th largest."""
-    return np.partition(values, values.size - k)[values.size - k]
+    """The k-th largest, by Hoare's selection; changes the order of values."""
+    first, last, want = 0, values.size - 1, k - 1
+    while first < last:
+        middle = values[(first + last) // 2]
+        i, j = first, last
+        while i <= j:
+            while values[i] > middle:
+                i += 1
+            while values[j] < middle:
+                j -= 1
+            if i <= j:
+                values[i], values[j] = values[j], values[i]
+                i += 1
+                j -= 1
+        if want <= j:
+            last = j
+        elif want >= i:
+            first = i
+        else:
+            break
+    return values[want]
 
 
 @compiled()

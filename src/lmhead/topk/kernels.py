@@ -62,8 +62,8 @@ def screen(
 
     codes uint8 [tiles, steps, 16, 4]; words int32 [groups · steps, columns]: four signed bytes
     each; starts int32 [groups, columns]; scale [tiles, groups, 16]; rest, norm, bias [tiles · 16]
-    (bias empty: none); coefs [queries, 5]; upper float32 [queries, tiles · 16], tops [tiles,
-    queries].
+    (bias empty: none); coefs [queries, 5]; upper float32 [queries, tiles · 16], tops
+    [queries, tiles].
     """
     groups = scale.shape[1]
     steps = codes.shape[1] // groups
@@ -86,7 +86,8 @@ def screen(
             address(coefs),
             address(upper) + tile * 64,
             upper.strides[0],
-            address(tops) + tile * tops.strides[0],
+            address(tops) + tile * 4,
+            tops.strides[0],
         )  # fmt: skip
 
 

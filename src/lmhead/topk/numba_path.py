@@ -99,10 +99,10 @@ class NumbaPath:
         return prepare(g, planes, whole, t, terms)
 
     def screen(self, q: Queries, terms: Terms) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Upper bounds [n, tiles · 16] of y / U, and each tile's largest lower bound [tiles, n]."""
+        """Upper bounds [n, tiles · 16] of y / U, and each tile's largest lower bound [n, tiles]."""
         t = self.table
         upper: Any = aligned((len(q), t.tiles * LANES), torch.float32)
-        tops = np.empty((t.tiles, len(q)), np.float32)
+        tops = np.empty((len(q), t.tiles), np.float32)
         tuples = self.variant, (0,) * len(q), (0,) * q.planes
 
         def work(first: int, last: int) -> None:
@@ -122,7 +122,7 @@ class NumbaPath:
         """See `choose.survivors`; of query n of the block."""
         t = self.table
         found: tuple[NDArray[np.int64], NDArray[np.float64], int] = choose.survivors(
-            upper[n], tops[:, n], t.rest, t.norm, q.coefs[n], t.rows, k, self.rows, self.kind,
+            upper[n], tops[n], t.rest, t.norm, q.coefs[n], t.rows, k, self.rows, self.kind,
             q.g[n], terms.factor, _NO_BIAS if terms.bias is None else terms.bias, q.unit[n],
             q.slack[n], most,
         )  # fmt: skip
