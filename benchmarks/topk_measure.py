@@ -151,7 +151,7 @@ def logprob(args: argparse.Namespace) -> Iterator[Row]:
                 z = true[number]
                 if "logprobs" in name:
                     z = found.logits - z[:, None]
-                missed[name] += int(((z < low - 1e-9) | (z > high + 1e-9)).sum())
+                missed[name] += int(((z < low - 1e-11) | (z > high + 1e-11)).sum())
                 widths[name] += (high - low).flatten().tolist()
         for name in contenders:
             row = {
