@@ -395,13 +395,12 @@ def test_bounds_hold_where_the_error_is_largest(groups: str, name: backend.Name)
     closest = 1.0
     for sign in (1, -1):
         hidden = torch.from_numpy(sign * rest @ rotation.T).float() * 40
-        g = hidden.double().numpy()
         for first in range(0, 200, 4):
-            q = index.path.prepare(g[first : first + 4], 2, 4, neighbours.PLAIN)
+            q = index.path.prepare(hidden[first : first + 4], 2, 4, neighbours.PLAIN)
             bounds = index.path.screen(q, neighbours.PLAIN)
             for n in range(4):
                 upper, lower = neighbours.sides(index.path, q, n, bounds)
-                y = weight.double().numpy() @ g[first + n] / q.unit[n]
+                y = weight.double().numpy() @ hidden[first + n].double().numpy() / q.unit[n]
                 assert (lower <= y).all()
                 assert (y <= upper).all()
                 edge = upper - y if sign == 1 else y - lower

@@ -61,11 +61,11 @@ def test_bounds_hold_every_score(groups, width: int) -> None:  # type: ignore[no
     index = HeadIndex(weight, bias=bias, groups=groups, backend="torch")
     path, terms = index.path, index._terms
     assert isinstance(path, TorchPath)
-    g = random(5, width, seed=8).double().numpy()
+    hidden = random(5, width, seed=8)
     for planes in (1, 2):
-        q = path.prepare(g, planes, len(g), terms)
+        q = path.prepare(hidden, planes, 5, terms)
         upper, lower = path.screen(q, terms)
-        y = torch.from_numpy(g) @ weight.double().T + bias.double()
+        y = hidden.double() @ weight.double().T + bias.double()
         y = y / torch.from_numpy(q.unit).unsqueeze(1)
         assert (lower <= y).all()
         assert (y <= upper).all()
@@ -155,13 +155,13 @@ def test_wide_blocks_are_split() -> None:
 def test_precise_sums_are_exact() -> None:
     from fractions import Fraction
 
-    weight, g = random(30, 50, seed=18), random(1, 50, seed=19).double().numpy()
+    weight, hidden = random(30, 50, seed=18), random(1, 50, seed=19)
     index = HeadIndex(weight, backend="torch")
     terms = Terms(1.0, 1, None, np.empty(0, np.float32), 0, 0.0)
-    q = index.path.prepare(g, 2, 1, terms)
+    q = index.path.prepare(hidden, 2, 1, terms)
     high, low, exact = index.path.precise(q, 0, np.arange(30))
     for i in range(30):
-        pairs = zip(weight[i].tolist(), g[0].tolist(), strict=True)
+        pairs = zip(weight[i].tolist(), hidden[0].tolist(), strict=True)
         truth = sum((Fraction(a) * Fraction(b) for a, b in pairs), Fraction(0))
         off = abs(Fraction(float(high[i])) + Fraction(float(low[i])) - truth)
         assert off == 0 if exact[i] else off < Fraction(2) ** -90

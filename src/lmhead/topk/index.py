@@ -16,7 +16,7 @@ from lmhead.topk import backend, interval, neighbours, sampling, search
 from lmhead.topk.interval import Interval
 from lmhead.topk.query import Terms
 from lmhead.topk.sampling import Sample
-from lmhead.topk.table import LANES, Groups, Table, quantise
+from lmhead.topk.table import DTYPES, LANES, Groups, Table, quantise
 from lmhead.transform import HeadTransform
 
 _PLAIN = HeadTransform()
@@ -97,11 +97,14 @@ class HeadIndex:
         """
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= len(self):
             raise LMHeadError(f"k must be an integer in 1 .. {len(self)}, got {k!r}")
-        g = self._queries(hidden)
-        found = search.best(self.path, g, k, self._terms)
-        curve = interval.Curve.of(self.transform)
-        found = [f._replace(y=curve.logits(f.y)) for f in found]
-        return _topk(found, (*hidden.shape[:-1], k), hidden)
+        found = search.best(self.path, self._rows(hidden), k, self._terms)
+        ids, y, count = (torch.from_numpy(a) for a in found)
+        logits, lead = self._logits(y), hidden.shape[:-1]
+        if hidden.ndim != 2:
+            ids, logits, count = ids.view(*lead, k), logits.view(*lead, k), count.view(lead)
+        if hidden.device.type != "cpu":
+            ids, logits, count = (x.to(hidden.device) for x in (ids, logits, count))
+        return TopK(ids, logits, True, count)
 
     @torch.no_grad()
     def log_sum_exp(self, hidden: Tensor, within: float = 0.05) -> Interval:
@@ -116,9 +119,9 @@ class HeadIndex:
             Bounds of shape [...], float64.
         """
         interval.check_within(within)
-        g = self._queries(hidden)
+        rows = self._rows(hidden)
         curve = interval.Curve.of(self.transform)
-        low, high = interval.log_sum_exp(self.path, g, within, self._terms, curve)
+        low, high = interval.log_sum_exp(self.path, rows, within, self._terms, curve)
         return _interval(low, high, hidden.shape[:-1], hidden)
 
     @torch.no_grad()
@@ -137,7 +140,7 @@ class HeadIndex:
             LMHeadError: also where an id is no row, or a padded one.
         """
         interval.check_within(within)
-        g = self._queries(hidden)
+        rows = self._rows(hidden)
         lead = hidden.shape[:-1]
         if ids.ndim == 0 or (ids.ndim > 1 and ids.shape[:-1] != lead):
             raise LMHeadError(
@@ -145,9 +148,9 @@ class HeadIndex:
                 f"{[*lead, 'k']}, got {tuple(ids.shape)}"
             )
         k = ids.shape[-1]
-        wanted = self._rows(ids).expand(*lead, k).reshape(len(g), k).numpy()
+        wanted = self._numbers(ids).expand(*lead, k).reshape(len(rows), k).numpy()
         curve = interval.Curve.of(self.transform)
-        low, high = interval.logprobs(self.path, g, wanted, within, self._terms, curve)
+        low, high = interval.logprobs(self.path, rows, wanted, within, self._terms, curve)
         return _interval(low, high, (*lead, k), hidden)
 
     @torch.no_grad()
@@ -186,9 +189,9 @@ class HeadIndex:
             drawn = torch.rand(m, dtype=torch.float64, generator=generator, device=device)
             return drawn.cpu().numpy()
 
-        g = self._queries(hidden)
+        rows = self._rows(hidden)
         curve = interval.Curve.of(self.transform, temperature)
-        found = sampling.sample(self.path, g, self._terms, curve, filters, count, uniform)
+        found = sampling.sample(self.path, rows, self._terms, curve, filters, count, uniform)
         lead = hidden.shape[:-1]
         shape = lead if num_samples is None else (*lead, count)
         low, high = (np.array([getattr(f, end) for f in found]) for end in ("low", "high"))
@@ -222,7 +225,7 @@ class HeadIndex:
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= most:
             raise LMHeadError(f"k must be an integer in 1 .. {most}, the other rows, got {k!r}")
         given = torch.as_tensor(ids)
-        wanted = self._rows(given)
+        wanted = self._numbers(given)
         self._unchanged()
         if by == "cosine" and self._lengths is None:
             self._lengths = neighbours.lengths(self.path.weight)
@@ -230,7 +233,7 @@ class HeadIndex:
         found = neighbours.nearest(self.path, wanted.reshape(-1).numpy(), k, lengths)
         return _topk(found, (*given.shape, k), given)
 
-    def _rows(self, ids: Tensor) -> Tensor:
+    def _numbers(self, ids: Tensor) -> Tensor:
         """Row numbers, checked, as int64 on the CPU."""
         if not ids.numel() and ids.is_floating_point():  # of an empty list
             return ids.long()
@@ -244,31 +247,34 @@ class HeadIndex:
                 "the table has changed since the index was built", "build the index anew"
             )
 
-    def _queries(self, hidden: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-        """Hidden states as float64 [n, d], with the transform's sign in them."""
+    def _logits(self, y: Tensor) -> Tensor:
+        """Logits of scores y."""
+        scale = abs(self.transform.logit_scale)
+        return self.transform.cap(y if scale == 1 else y * scale)
+
+    def _rows(self, hidden: Tensor) -> Tensor:
+        """Hidden states [n, d], row-major, on the CPU."""
         self._unchanged()
         if hidden.ndim == 0 or hidden.shape[-1] != self.d:
             raise LMHeadError(
                 f"hidden states of shape {tuple(hidden.shape)} do not fit an index of width "
                 f"{self.d}"
             )
-        if hidden.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        if hidden.dtype not in DTYPES:
             raise LMHeadError(
                 f"hidden states are {hidden.dtype}, an index takes float32, bfloat16 or float16",
                 "convert them, for example hidden.float()",
             )
-        g = hidden.detach().reshape(-1, self.d).to("cpu", torch.float64).numpy()
-        if not np.isfinite(g).all():
-            first = int(np.flatnonzero(~np.isfinite(g).all(axis=1))[0])
-            raise LMHeadError(f"hidden state {first} of {len(g)} holds NaN or infinities")
-        return np.ascontiguousarray(g) if self._terms.sign == 1 else g * self._terms.sign
+        if hidden.device.type != "cpu":
+            hidden = hidden.cpu()
+        return hidden.reshape(-1, self.d).contiguous()
 
 
 def _tensor(values: Any, dtype: type, shape: tuple[int, ...], like: Tensor) -> Tensor:
     return torch.from_numpy(np.array(values, dtype=dtype).reshape(shape)).to(like.device)
 
 
-def _topk(found: list[search.Found], shape: tuple[int, ...], like: Tensor) -> TopK:
+def _topk(found: list[neighbours.Nearest], shape: tuple[int, ...], like: Tensor) -> TopK:
     return TopK(
         _tensor([f.ids for f in found], np.int64, shape, like),
         _tensor([f.y for f in found], np.float64, shape, like),
@@ -295,6 +301,10 @@ def _terms(table: Table, bias: Tensor | None, transform: HeadTransform) -> Terms
     turned = -1 if transform.logit_scale < 0 else int(transform.logit_scale > 0)
     factor = abs(transform.hidden_scale) if turned else 0.0
     sign = turned * (-1 if transform.hidden_scale < 0 else int(transform.hidden_scale > 0))
+    if factor and not 1e-100 < factor < 1e100:
+        raise LMHeadError(
+            f"hidden_scale is {transform.hidden_scale:g}, an index takes 1e-100 to 1e100"
+        )
     empty = np.empty(0, np.float32)
     if bias is None:
         return Terms(factor, sign, None, empty, 0, 0.0)

@@ -153,13 +153,16 @@ def _operations(path: Any) -> Any:
 
 
 def each(
-    path: Any, g: NDArray[np.float64], terms: Terms, work: Callable[[Queries, int, Any, int], Any]
+    path: Any, hidden: Tensor, terms: Terms, work: Callable[[Queries, int, Any, int], Any]
 ) -> Iterator[Any]:
-    """work(prepared queries, number in them, bounds, number in g) for each of g, in order."""
+    """work(queries, number in them, bounds, number in hidden) of each hidden state, in order.
+
+    What `work` gets is overwritten after its result was taken and the next one is asked for.
+    """
     done = 0
-    while done < len(g):
-        size, planes = path.block(min(len(g) - done, BLOCK))
-        some = g[done : done + size]
+    while done < len(hidden):
+        size, planes = path.block(min(len(hidden) - done, BLOCK))
+        some = hidden[done : done + size]
         q = path.prepare(some, planes, size, terms)
         bounds = path.screen(q, terms)
         yield from threads.each(work, [(q, n, bounds, done + n) for n in range(len(some))])
@@ -172,27 +175,27 @@ def check_within(within: float) -> None:
 
 
 def log_sum_exp(
-    path: Any, g: NDArray[np.float64], within: float, terms: Terms, curve: Curve
+    path: Any, hidden: Tensor, within: float, terms: Terms, curve: Curve
 ) -> NDArray[np.float64]:
-    """Bounds of the log-sum-exp of each of g, float64 [2, n]."""
+    """Bounds of the log-sum-exp for each of hidden [n, d], float64 [2, n]."""
 
     def work(q: Queries, n: int, bounds: Any, _: int) -> tuple[float, float]:
         masses = Masses(path, q, n, bounds, terms, curve)
         masses.narrow(within)
         return masses.interval()
 
-    return np.array(list(each(path, g, terms, work)), np.float64).reshape(-1, 2).T
+    return np.array(list(each(path, hidden, terms, work)), np.float64).reshape(-1, 2).T
 
 
 def logprobs(
     path: Any,
-    g: NDArray[np.float64],
+    hidden: Tensor,
     ids: NDArray[np.int64],
     within: float,
     terms: Terms,
     curve: Curve,
 ) -> NDArray[np.float64]:
-    """Bounds of the log-probabilities of rows ids [n, k] for g [n, d], float64 [2, n, k]."""
+    """Bounds of the log-probabilities of rows ids [n, k] for hidden [n, d], float64 [2, n, k]."""
 
     def work(q: Queries, n: int, bounds: Any, query: int) -> NDArray[np.float64]:
         masses = Masses(path, q, n, bounds, terms, curve)
@@ -202,5 +205,5 @@ def logprobs(
         ends = np.stack((z - high - masses.fuzz, z - low + masses.fuzz))
         return np.minimum(ends, 0)
 
-    found = list(each(path, g, terms, work))
-    return np.array(found, np.float64).reshape(len(g), 2, ids.shape[1]).transpose(1, 0, 2)
+    found = list(each(path, hidden, terms, work))
+    return np.array(found, np.float64).reshape(len(hidden), 2, ids.shape[1]).transpose(1, 0, 2)

@@ -14,6 +14,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from lmhead.topk import query
+from lmhead.topk.query import SLIGHT
 from lmhead.topk.vector_ir import score_tile
 
 F32 = np.float32
@@ -247,22 +249,34 @@ def turn(x, signs, cosines, power):
         x[:] = mixed
 
 
+numbers = compiled()(query.numbers)
+
+
 @compiled(fastmath={"contract", "nsz", "reassoc"})
-def integers(
-    g, planes, most, slight, signs, cosines, power, groups, words, starts, t, length, away, size
+def ask(
+    hidden, kind, sign, planes, most, signs, cosines, power, table, terms, g, words, starts, coefs,
+    unit, slack,
 ):  # fmt: skip
-    """Queries g, float64 [n, d], rotated and rounded: `query.integers`. words int8 [width / 4,
-    n · planes, 4]."""
-    n, d = g.shape
-    width = signs.size
+    """Hidden states [n, d] as queries: `query.prepare`; columns beyond n are queries of zeros.
+
+    words int8 [width / 4, columns, 4]; table and terms: what `query.numbers` takes of them.
+    Returns the first hidden state that is not finite, or -1.
+    """
+    n, d = hidden.shape
+    width, groups = signs.size, starts.shape[0]
     part = width // groups
     x = np.empty(width)
-    for m in range(n):
+    for m in range(len(g)):
         own, top, off, high_sum, low_sum = 0.0, 0.0, 0.0, 0.0, 0.0
+        x[:] = 0
+        if m < n:
+            for i in range(d):
+                x[i] = sign * np.float64(widen(hidden[m, i], kind))
         for i in range(d):
-            x[i] = g[m, i]
+            g[m, i] = x[i]
             own += x[i] * x[i]
-        x[d:] = 0
+        if not np.isfinite(own):
+            return m
         turn(x, signs, cosines, power)
         for i in range(width):
             top = max(top, abs(x[i]))
@@ -289,10 +303,24 @@ def integers(
                     low_sum += np.float64(low) * low
             for plane in range(planes):
                 starts[group, planes * m + plane] = np.int32(-128 * sums[plane])
-        t[m] = step
-        length[m] = np.sqrt(own) * (1 + slight)
-        away[m] = np.sqrt(off) + slight * length[m]
-        size[m] = (256 * np.sqrt(high_sum) + np.sqrt(low_sum)) * (1 + slight)
+        length = np.sqrt(own) * (1 + SLIGHT)
+        away = np.sqrt(off) + SLIGHT * length
+        size = (256 * np.sqrt(high_sum) + np.sqrt(low_sum)) * (1 + SLIGHT)
+        unit[m], slack[m] = numbers(
+            length,
+            step,
+            away,
+            size,
+            groups,
+            d,
+            terms[0],
+            table[0],
+            table[1],
+            terms[1],
+            terms[2],
+            coefs[m],
+        )
+    return -1
 
 
 @intrinsic

@@ -8,7 +8,7 @@ compared by the fractions ±(w · g)² / ‖w‖².
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,14 @@ CHUNK = 1 << 22  # numbers of the table widened at once
 ROUNDED = 2.0**-32  # more than float64 loses in a bound of a cosine
 
 
+class Nearest(NamedTuple):
+    """Of one row: the k nearest `ids`, their cosines or products `y`, and how many were scored."""
+
+    ids: NDArray[np.int64]
+    y: NDArray[np.float64]
+    rescored: int
+
+
 def lengths(weight: Tensor) -> NDArray[np.float64]:
     """The length of every row, float64 [V]; 0 only for rows of zeros. Relative error: 2^-50 · d."""
     step = max(1, CHUNK // weight.shape[1])
@@ -37,32 +45,32 @@ def lengths(weight: Tensor) -> NDArray[np.float64]:
 
 def nearest(
     path: Any, ids: NDArray[np.int64], k: int, norms: NDArray[np.float64] | None
-) -> list[search.Found]:
+) -> list[Nearest]:
     """The k nearest other rows of each of ids [n].
 
     Args:
         norms: of `lengths`, for cosines; None for products.
     """
 
-    def work(q: Queries, n: int, bounds: Any, query: int) -> search.Found:
+    def work(q: Queries, n: int, bounds: Any, query: int) -> Nearest:
         own = int(ids[query])
         if norms is not None:
             return _by_cosine(path, q, n, bounds, k, norms, own)
         found = search.one(path, q, n, bounds, min(k + 1, path.table.rows), PLAIN)
-        other = found.ids != own
-        return search.Found(found.ids[other][:k], found.y[other][:k], found.rescored)
+        other = found.ids[0] != own
+        return Nearest(found.ids[0, other][:k], found.y[0, other][:k], int(found.rescored[0]))
 
-    rows = path.wide_rows(ids)
+    rows = path.weight[torch.from_numpy(ids).to(path.weight.device)].cpu()
     return list(each(path, rows, PLAIN, work))
 
 
 def _by_cosine(
     path: Any, q: Queries, n: int, bounds: Any, k: int, norms: NDArray[np.float64], own: int
-) -> search.Found:
+) -> Nearest:
     rows, length = path.table.rows, float(norms[own])
     if length == 0:
         first = np.arange(k + 1)
-        return search.Found(first[first != own][:k], np.zeros(k), 0)
+        return Nearest(first[first != own][:k], np.zeros(k), 0)
     upper, lower = sides(path, q, n, bounds)
     zero = norms == 0
     unit = float(q.unit[n]) / length
@@ -94,7 +102,7 @@ def _by_cosine(
             run.sort(key=lambda i: (-keys[i], found[i]))
         chosen += run
     at = np.array(chosen[:k])
-    return search.Found(found[at], np.clip(y[at], -1, 1), count)
+    return Nearest(found[at], np.clip(y[at], -1, 1), count)
 
 
 def _squares(path: Any, ids: NDArray[np.int64], g: NDArray[np.float64]) -> list[Fraction]:

@@ -138,14 +138,14 @@ class All:
 
 def sample(
     path: Any,
-    g: NDArray[np.float64],
+    hidden: Tensor,
     terms: Terms,
     curve: Curve,
     filters: Filters,
     count: int,
     uniform: Uniform,
 ) -> list[Drawn]:
-    """`count` draws for each of g [n, d]; uniform(m): m numbers in [0, 1)."""
+    """`count` draws for each hidden state [n, d]; uniform(m): m numbers in [0, 1)."""
     k = None if filters.top_k is None else min(filters.top_k, path.table.rows)
     p = None if filters.top_p == 1 else filters.top_p
 
@@ -157,14 +157,14 @@ def sample(
         masses.narrow(WITHIN)
         return All(masses) if p is None else _nucleus(masses, bounds, p)
 
-    return [of.draw(count, uniform) for of in each(path, g, terms, work)]
+    return [of.draw(count, uniform) for of in each(path, hidden, terms, work)]
 
 
 def _best(masses: Masses, bounds: Any, k: int) -> Kept:
     """The k best."""
     best = search.one(masses.path, masses.q, masses.n, bounds, k, masses.terms)
-    z = masses.curve.logits(best.y) * masses.curve.cooling
-    return Kept(best.ids, z, masses.fuzz, k, k, lambda kept: kept.most)
+    z = masses.curve.logits(best.y[0]) * masses.curve.cooling
+    return Kept(best.ids[0], z, masses.fuzz, k, k, lambda kept: kept.most)
 
 
 def _cut(kept: Kept, p: float) -> Kept:

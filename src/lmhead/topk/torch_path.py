@@ -7,12 +7,14 @@ lie unpacked, [V, width], on the weight's device.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmhead.topk.query import Queries, Terms, integers, prepare
+from lmhead.topk.query import Queries, Terms, prepare, refuse
 from lmhead.topk.table import Table
 
 BLOCK = 16  # queries that a pass over the table serves
@@ -50,8 +52,19 @@ class TorchPath:
         """Of so many queries still to do: how many to take at once, and with how many planes."""
         return min(count, BLOCK, max(1, CHUNK // self.table.rows)), 2
 
-    def prepare(self, g: NDArray[np.float64], planes: int, size: int, terms: Terms) -> Queries:
-        return prepare(g, planes, integers(g, planes, self.table), self.table, terms)
+    def prepare(self, hidden: Tensor, planes: int, size: int, terms: Terms) -> Queries:
+        """Hidden states [n, d] as queries."""
+        if not torch.isfinite(hidden).all():
+            refuse(hidden)
+        g = hidden.double().cpu().numpy() * terms.sign
+        return prepare(g, planes, self.table, terms)
+
+    def best(
+        self, q: Queries, n: int, bounds: Any, k: int, terms: Terms, most: int,
+        ids: NDArray[np.int64], y: NDArray[np.float64],
+    ) -> int:  # fmt: skip
+        """0: `survivors` and what follows it do all."""
+        return 0
 
     def screen(self, q: Queries, terms: Terms) -> tuple[Tensor, Tensor]:
         """Upper and lower bounds of y / U, both float64 [n, V]."""
