@@ -406,3 +406,17 @@ def test_bounds_hold_where_the_error_is_largest(groups: str, name: backend.Name)
                 edge = upper - y if sign == 1 else y - lower
                 closest = min(closest, float(edge[first + n] / (upper - lower)[first + n]))
     assert closest < 0.01
+
+
+def test_threads_do_not_wait_for_each_other() -> None:
+    """Queries in threads of their own, each of which needs the full product."""
+    weight, hidden = random(3000, 64, seed=22), random(8, 64, seed=23)
+    index, before = HeadIndex(weight), torch.get_num_threads()
+    one = index.log_sum_exp(hidden, 0), index.topk(hidden, 3000).ids
+    try:
+        torch.set_num_threads(2)
+        two = index.log_sum_exp(hidden, 0), index.topk(hidden, 3000).ids
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(one[0].low, two[0].low)
+    assert torch.equal(one[1], two[1])
