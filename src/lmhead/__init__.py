@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lmhead.params import count_params
     from lmhead.predict import predict_next
     from lmhead.reference import Explanation, TopK
+    from lmhead.topk.index import HeadIndex
     from lmhead.transform import HeadTransform, tied_init_std
     from lmhead.tying import assert_tied, find_ties, tie, untie
 
@@ -39,6 +40,7 @@ _HOME = {
     "Embed": "modules",
     "Explanation": "reference",
     "Head": "modules",
+    "HeadIndex": "topk.index",
     "HeadTransform": "transform",
     "LinearCrossEntropyLoss": "loss",
     "TopK": "reference",
@@ -67,6 +69,7 @@ __all__ = [
     "Embed",
     "Explanation",
     "Head",
+    "HeadIndex",
     "HeadTransform",
     "LMHeadError",
     "LinearCrossEntropyLoss",

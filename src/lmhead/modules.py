@@ -15,6 +15,7 @@ whichever end is stored; where both are, they must be equal, or it raises (never
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -342,7 +343,7 @@ class Head(nn.Module):
             reference.check_hidden(hidden, self.weight)
             if kept.takes(hidden, k):
                 found = kept.index.topk(hidden, k)
-                return TopK(found.ids, found.logits.float())
+                return replace(found, logits=found.logits.float())
         return reference.topk(hidden, k, self.weight, self.bias, self.transform)
 
     def explain(self, hidden: Tensor, ids: Tensor | Sequence[int]) -> Explanation:

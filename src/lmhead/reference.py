@@ -25,10 +25,17 @@ BLOCK = 1 << 23  # logits that a loss or a top-k holds at once: 32 MiB in float3
 
 @dataclass(frozen=True, eq=False)
 class TopK:
-    """The k best tokens: `ids` (int64) and `logits`, both [..., k], best first."""
+    """The k best tokens: `ids` (int64) and `logits`, both [..., k], best first.
+
+    `exact`: the order is that of the exact scores, whatever float32 would round them to
+    (`lmhead.HeadIndex`). `rescored`, int64 [...] or None, is how many rows were scored in float64
+    for that: the number of rows where the full product was computed.
+    """
 
     ids: Tensor
     logits: Tensor
+    exact: bool = False
+    rescored: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -17,6 +19,17 @@ Name = Literal["numba", "torch"]
 
 def numba_there() -> bool:
     return importlib.util.find_spec("numba") is not None
+
+
+def row_tops(weight: Tensor) -> NDArray[np.float32]:
+    """The largest |number| of each row, not finite where one of them is not."""
+    if weight.device.type == "cpu" and numba_there():
+        from lmhead.topk import numba_path
+
+        return numba_path.row_tops(weight)
+    from lmhead.topk.table import row_tops_by_torch
+
+    return row_tops_by_torch(weight)
 
 
 def fill(table: Table, weight: Tensor) -> None:

@@ -10,13 +10,32 @@ F32 = np.float32
 
 
 @compiled()
-def largest(values, k):  # type: ignore[no-untyped-def]
-    """The k-th largest."""
-    return np.partition(values, values.size - k)[values.size - k]
+def largest(values, k):
+    """The k-th largest, by Hoare's selection; changes the order of values."""
+    first, last, want = 0, values.size - 1, k - 1
+    while first < last:
+        middle = values[(first + last) // 2]
+        i, j = first, last
+        while i <= j:
+            while values[i] > middle:
+                i += 1
+            while values[j] < middle:
+                j -= 1
+            if i <= j:
+                values[i], values[j] = values[j], values[i]
+                i += 1
+                j -= 1
+        if want <= j:
+            last = j
+        elif want >= i:
+            first = i
+        else:
+            break
+    return values[want]
 
 
 @compiled()
-def first_threshold(upper, tops, rest, norm, coefs, rows, k):  # type: ignore[no-untyped-def]
+def first_threshold(upper, tops, rest, norm, coefs, rows, k):
     """A number that k rows' lower bounds reach; from the tiles' largest where these are enough."""
     whole = rows // 16
     if 4 * k <= whole:
@@ -29,7 +48,7 @@ def first_threshold(upper, tops, rest, norm, coefs, rows, k):  # type: ignore[no
 
 
 @compiled()
-def below(y, unit):  # type: ignore[no-untyped-def]
+def below(y, unit):
     """A float32 that is not above y / unit."""
     x = F32(y / unit)
     return x - abs(x) * F32(2.0**-22) - F32(2.0**-126)
@@ -38,7 +57,7 @@ def below(y, unit):  # type: ignore[no-untyped-def]
 @compiled()
 def survivors(
     upper, tops, rest, norm, coefs, rows, k, weight, kind, g, factor, bias, unit, slack, most
-):  # type: ignore[no-untyped-def] # fmt: skip
+):  # fmt: skip
     """All rows that may be among the k best, with their scores y in float64.
 
     Returns ids (ascending), y, and how many were scored: 0 where there are more than `most`, -1
@@ -71,7 +90,7 @@ def survivors(
 
 
 @compiled()
-def score(weight, kind, g, factor, bias, found, which, y):  # type: ignore[no-untyped-def]
+def score(weight, kind, g, factor, bias, found, which, y):
     """y of the rows found[which], in float64."""
     ids = found[which]
     out = np.empty(ids.size)

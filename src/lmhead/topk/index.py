@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lmhead.errors import LMHeadError
+from lmhead.reference import TopK
 from lmhead.topk import backend, search
 from lmhead.topk.query import Terms
 from lmhead.topk.table import LANES, Groups, Table, quantise
@@ -22,21 +22,6 @@ if TYPE_CHECKING:
     from lmhead.topk.sources import Written
 
 _PLAIN = HeadTransform()
-
-
-@dataclass(frozen=True, eq=False)
-class TopK:
-    """The k best tokens.
-
-    `ids` (int64) and `logits` (float64), both [..., k], best first; `rescored` (int64 [...]) says
-    how many rows were scored in float64: the number of rows where the full product was computed.
-    `exact` is always true: the order is that of the exact scores.
-    """
-
-    ids: Tensor
-    logits: Tensor
-    rescored: Tensor
-    exact: bool = True
 
 
 class HeadIndex:
@@ -210,6 +195,9 @@ class HeadIndex:
             hidden: [..., d], float32, bfloat16 or float16.
             k: 1 … len(index).
 
+        Returns:
+            ids and logits [..., k], logits float64; exact; rescored [...].
+
         Raises:
             LMHeadError: hidden does not fit or is not finite, or k is out of range.
         """
@@ -221,10 +209,12 @@ class HeadIndex:
         ids = np.array([f.ids for f in found], dtype=np.int64).reshape(shape)
         y = np.array([f.y for f in found], dtype=np.float64).reshape(shape)
         count = np.array([f.rescored for f in found], dtype=np.int64).reshape(shape[:-1])
+        device = hidden.device
         return TopK(
-            torch.from_numpy(ids).to(hidden.device),
-            self._logits(y).to(hidden.device),
-            torch.from_numpy(count).to(hidden.device),
+            torch.from_numpy(ids).to(device),
+            self._logits(y).to(device),
+            True,
+            torch.from_numpy(count).to(device),
         )
 
     def _logits(self, y: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Tensor:
@@ -239,7 +229,8 @@ class HeadIndex:
             )
         if hidden.ndim == 0 or hidden.shape[-1] != self.d:
             raise LMHeadError(
-                f"hidden states of shape {tuple(hidden.shape)} do not fit an index of width {self.d}"
+                f"hidden states of shape {tuple(hidden.shape)} do not fit an index of width "
+                f"{self.d}"
             )
         if hidden.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise LMHeadError(

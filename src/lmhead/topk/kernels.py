@@ -33,7 +33,7 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     return decorate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def widen(typingctx: Any, value: Any, kind: Any) -> Any:
     """float32 of a float32, or of a bfloat16 (kind a 1-tuple) or float16 (2) in a uint16."""
 
@@ -49,7 +49,7 @@ def widen(typingctx: Any, value: Any, kind: Any) -> Any:
 
 
 @compiled()
-def address(array):  # type: ignore[no-untyped-def]
+def address(array):
     return np.int64(array.ctypes.data)
 
 
@@ -57,13 +57,13 @@ def address(array):  # type: ignore[no-untyped-def]
 def screen(
     variant, queries, planes, codes, words, starts, scale, rest, norm, bias, coefs, first, last,
     upper, tops,
-):  # type: ignore[no-untyped-def] # fmt: skip
+):  # fmt: skip
     """Upper bounds of all rows of tiles first … last − 1, and the largest lower bound of each tile.
 
     codes uint8 [tiles, steps, 16, 4]; words int32 [groups · steps, columns]: four signed bytes
     each; starts int32 [groups, columns]; scale [tiles, groups, 16]; rest, norm, bias [tiles · 16]
-    (bias empty: none); coefs [queries, 5]; upper float32 [queries, tiles · 16], tops [tiles,
-    queries].
+    (bias empty: none); coefs [queries, 5]; upper float32 [queries, tiles · 16], tops
+    [queries, tiles].
     """
     groups = scale.shape[1]
     steps = codes.shape[1] // groups
@@ -86,111 +86,141 @@ def screen(
             address(coefs),
             address(upper) + tile * 64,
             upper.strides[0],
-            address(tops) + tile * tops.strides[0],
+            address(tops) + tile * 4,
+            tops.strides[0],
         )  # fmt: skip
 
 
-@compiled(fastmath={"contract", "nsz"})
+@compiled()
+def row_tops(bits, mask, out, first, last):
+    """The largest |number| of rows first … last − 1, as bits without the sign; NaN is above all."""
+    for i in range(first, last):
+        top = mask & bits[i, 0]
+        for j in range(bits.shape[1]):
+            top = max(top, bits[i, j] & mask)
+        out[i] = top
+
+
+@compiled(fastmath={"contract", "nsz", "nnan"})
 def fill(
     weight, kind, shrink, signs, cosines, power, error, smallest, codes, scale, rest, norm,
     first, last,
-):  # type: ignore[no-untyped-def] # fmt: skip
-    """Quantise the rows of tiles first … last − 1. Arrays as in `table.Table`.
+):  # fmt: skip
+    """Quantise the rows of tiles first … last − 1. Arrays as in `table.Table`; codes as uint32.
 
-    weight [V, d] row-major; shrink = 2^-exponent, float64; signs [width]; cosines float32 [m, m].
+    weight [V, d] row-major; shrink: two float32 whose product is 2^-exponent; signs [width];
+    cosines float32 [m, m].
     """
     rows, d = weight.shape
     width, order, groups = signs.size, cosines.shape[0], scale.shape[1]
-    part = width // groups
     x = np.empty((width, LANES), np.float32)
     mixed = np.empty((order, LANES), np.float32)
-    own, left, kept = np.empty(LANES), np.empty(LANES), np.empty(LANES)
-    own_part, left_part = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
-    kept_part, top = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
-    back = np.empty(LANES, np.float32)
-    root = F32(np.sqrt(power))
     for tile in range(first, last):
-        x[:] = 0
-        top[:] = 0
-        for l in range(LANES):
-            row = tile * LANES + l
+        x[d:] = 0
+        for lane in range(LANES):
+            row = tile * LANES + lane
             if row < rows:
                 for j in range(d):
-                    v = F32(np.float64(widen(weight[row, j], kind)) * shrink) * signs[j]
-                    x[j, l] = v
-        own[:] = 0
+                    x[j, lane] = widen(weight[row, j], kind) * shrink[0] * shrink[1] * signs[j]
+            else:
+                x[:, lane] = 0
+        own, top = np.zeros(LANES), np.zeros(LANES, np.float32)
         for j in range(0, width, 64):
-            own_part[:] = 0
-            for i in range(j, j + 64):
-                for l in range(LANES):
-                    own_part[l] += x[i, l] * x[i, l]
-                    top[l] = max(top[l], abs(x[i, l]))
-            for l in range(LANES):
-                own[l] += own_part[l]
-        half = 1
-        while half < power:
-            for start in range(0, width, 2 * half):
-                for i in range(start, start + half):
-                    for l in range(LANES):
-                        a, b = x[i, l], x[i + half, l]
-                        x[i, l] = a + b
-                        x[i + half, l] = a - b
-            half *= 2
+            squares(x[j : j + 64], own, top)
+        spread(x, power)
         if order > 1:
             for i in range(power):
-                mixed[:] = 0
-                for o in range(order):
-                    for k in range(order):
-                        c = cosines[o, k]
-                        for l in range(LANES):
-                            mixed[o, l] += c * x[k * power + i, l]
-                for o in range(order):
-                    for l in range(LANES):
-                        x[o * power + i, l] = mixed[o, l]
-        left[:] = 0
-        kept[:] = 0
+                mix(x, mixed, cosines, power, i)
+        left, kept = np.zeros(LANES), np.zeros(LANES)
+        part = width // groups
+        step, back = np.empty(LANES, np.float32), np.empty(LANES, np.float32)
         for g in range(groups):
             largest = np.zeros(LANES, np.float32)
             for i in range(g * part, (g + 1) * part):
-                for l in range(LANES):
-                    largest[l] = max(largest[l], abs(x[i, l]))
-            for l in range(LANES):
-                fine = top[l] >= smallest and largest[l] > 0
-                step = largest[l] / F32(127) if fine else F32(0)
-                scale[tile, g, l] = step / root
-                back[l] = F32(127) / largest[l] if fine else F32(0)
-                largest[l] = step
+                for lane in range(LANES):
+                    largest[lane] = max(largest[lane], abs(x[i, lane]))
+            for lane in range(LANES):
+                fine = top[lane] >= smallest and largest[lane] > 0
+                step[lane] = largest[lane] / F32(127) if fine else F32(0)
+                back[lane] = F32(127) / largest[lane] if fine else F32(0)
+                scale[tile, g, lane] = step[lane] / F32(np.sqrt(power))
             for j in range(g * part, (g + 1) * part, 64):
-                left_part[:] = 0
-                kept_part[:] = 0
-                for i in range(j, j + 64, 4):
-                    for q in range(4):
-                        for l in range(LANES):
-                            c = np.rint(x[i + q, l] * back[l])
-                            c = min(max(c, F32(-127)), F32(127))
-                            near = c * largest[l]
-                            r = x[i + q, l] - near
-                            left_part[l] += r * r
-                            kept_part[l] += near * near
-                            codes[tile, i // 4, l, q] = np.uint8(np.int32(c) + 128)
-                for l in range(LANES):
-                    left[l] += left_part[l]
-                    kept[l] += kept_part[l]
-        for l in range(LANES):
-            row = tile * LANES + l
+                code(x[j : j + 64], step, back, codes[tile, j // 4 : j // 4 + 16], left, kept)
+        for lane in range(LANES):
             u = 2.0**-24
             grown = 1 + 40 * u  # sums of 64 squares in float32, then float64
-            length = np.sqrt(own[l]) * grown
-            away = np.sqrt(left[l] / power) * grown + (error + 3) * u * length
-            far = np.sqrt(kept[l] / power) * grown
-            if top[l] > 0:
+            length = np.sqrt(own[lane]) * grown
+            away = np.sqrt(left[lane] / power) * grown + (error + 3) * u * length
+            if top[lane] > 0:
                 away += 2.0**-100
-            rest[row] = F32(away * (1 + 2 * u))
-            norm[row] = F32(far * (1 + 2 * u))
+            rest[tile * LANES + lane] = F32(away * (1 + 2 * u))
+            norm[tile * LANES + lane] = F32(np.sqrt(kept[lane] / power) * grown * (1 + 2 * u))
+
+
+@compiled(fastmath={"contract", "nsz", "nnan"})
+def squares(x, own, top):
+    """Add the squares of 64 numbers of 16 rows to own; top: the largest so far."""
+    part = np.zeros(LANES, np.float32)
+    for i in range(64):
+        for lane in range(LANES):
+            part[lane] += x[i, lane] * x[i, lane]
+            top[lane] = max(top[lane], abs(x[i, lane]))
+    for lane in range(LANES):
+        own[lane] += part[lane]
+
+
+@compiled(fastmath={"contract", "nsz", "nnan"})
+def spread(x, power):
+    """The Walsh–Hadamard transform of each `power` numbers of 16 rows, not divided by √power."""
+    half = 1
+    while half < power:
+        for start in range(0, len(x), 2 * half):
+            for i in range(start, start + half):
+                for lane in range(LANES):
+                    a, b = x[i, lane], x[i + half, lane]
+                    x[i, lane] = a + b
+                    x[i + half, lane] = a - b
+        half *= 2
+
+
+@compiled(fastmath={"contract", "nsz", "nnan"})
+def mix(x, mixed, cosines, power, i):
+    """Numbers i, i + power, … of 16 rows, multiplied by the cosines."""
+    order = len(mixed)
+    for o in range(order):
+        total = np.zeros(LANES, np.float32)
+        for k in range(order):
+            for lane in range(LANES):
+                total[lane] += cosines[o, k] * x[k * power + i, lane]
+        for lane in range(LANES):
+            mixed[o, lane] = total[lane]
+    for o in range(order):
+        for lane in range(LANES):
+            x[o * power + i, lane] = mixed[o, lane]
+
+
+@compiled(fastmath={"contract", "nsz", "nnan"})
+def code(x, step, back, words, left, kept):
+    """64 numbers of 16 rows as bytes; adds squares: of the rest to left, of the coded to kept."""
+    left_part, kept_part = np.zeros(LANES, np.float32), np.zeros(LANES, np.float32)
+    for i in range(16):
+        for lane in range(LANES):
+            word = np.uint32(0)
+            for q in range(4):
+                c = np.rint(x[4 * i + q, lane] * back[lane])
+                near = c * step[lane]
+                r = x[4 * i + q, lane] - near
+                left_part[lane] += r * r
+                kept_part[lane] += near * near
+                word |= np.uint32(np.int32(c) + np.int32(128)) << np.uint32(8 * q)
+            words[i, lane] = word
+    for lane in range(LANES):
+        left[lane] += left_part[lane]
+        kept[lane] += kept_part[lane]
 
 
 @compiled(fastmath={"contract", "nsz"})
-def turn(x, signs, cosines, power):  # type: ignore[no-untyped-def]
+def turn(x, signs, cosines, power):
     """x, float64 [width], rotated in place: `rotation.Rotation.apply` for one."""
     width, order = x.size, cosines.shape[0]
     for i in range(width):
@@ -219,7 +249,7 @@ def turn(x, signs, cosines, power):  # type: ignore[no-untyped-def]
 @compiled(fastmath={"contract", "nsz", "reassoc"})
 def integers(
     g, planes, most, slight, signs, cosines, power, groups, words, starts, t, length, away, size
-):  # type: ignore[no-untyped-def] # fmt: skip
+):  # fmt: skip
     """Queries g, float64 [n, d], rotated and rounded: `query.integers`. words int8 [width / 4,
     n · planes, 4]."""
     n, d = g.shape
@@ -265,7 +295,7 @@ def integers(
 
 
 @compiled(fastmath=FAST)
-def products(weight, kind, hidden, ids, out):  # type: ignore[no-untyped-def]
+def products(weight, kind, hidden, ids, out):
     """out[i] = weight[ids[i]] · hidden in float64; hidden float64 [d]."""
     d = weight.shape[1]
     for i in range(ids.size):
@@ -277,7 +307,7 @@ def products(weight, kind, hidden, ids, out):  # type: ignore[no-untyped-def]
 
 
 @compiled(fastmath=FAST)
-def all_products(weight, kind, hidden, first, last, out):  # type: ignore[no-untyped-def]
+def all_products(weight, kind, hidden, first, last, out):
     """out[n, i] = weight[i] · hidden[n] in float64 for rows first … last − 1."""
     d = weight.shape[1]
     for i in range(first, last):
@@ -289,7 +319,7 @@ def all_products(weight, kind, hidden, first, last, out):  # type: ignore[no-unt
 
 
 @compiled()
-def precise(weight, kind, hidden, ids, high, low, exact):  # type: ignore[no-untyped-def]
+def precise(weight, kind, hidden, ids, high, low, exact):
     """weight[ids[i]] · hidden as an unevaluated sum high + low; exact: nothing was rounded.
 
     Products of two float32 are exact in float64; sums are Knuth's error-free ones, so the error

@@ -29,14 +29,31 @@ def rows_of(weight: Tensor) -> tuple[NDArray[Any], tuple[int, ...]]:
     return weight.detach().view(torch.int16).numpy().view(np.uint16), kind
 
 
+def row_tops(weight: Tensor) -> NDArray[np.float32]:
+    """The largest |number| of each row of a CPU weight: NaN or infinite where one of them is."""
+    rows, _ = rows_of(weight if weight.stride(1) == 1 else weight.contiguous())
+    bits = rows.view(np.uint32 if rows.itemsize == 4 else np.uint16)
+    mask = bits.dtype.type((1 << (8 * rows.itemsize - 1)) - 1)
+    out = np.empty(len(rows), bits.dtype)
+
+    def work(first: int, last: int) -> None:
+        kernels.row_tops(bits, mask, out, first, last)
+
+    threads.each(work, threads.parts(len(rows), PIECES * torch.get_num_threads()))
+    return torch.from_numpy(out.view(f"i{rows.itemsize}")).view(weight.dtype).float().numpy()
+
+
 def fill(table: Table, weight: Tensor) -> None:
     rows, kind = rows_of(weight if weight.stride(1) == 1 else weight.contiguous())
     turn = table.rotation
+    half = -table.exponent // 2
+    shrink = np.array([2.0**half, 2.0 ** (-table.exponent - half)], np.float32)
+    words = table.codes.view(np.uint32)[..., 0]
 
     def work(first: int, last: int) -> None:
         kernels.fill(
-            rows, kind, 2.0**-table.exponent, turn.signs, turn.cosines.astype(np.float32),
-            turn.power, turn.error, np.float32(SMALLEST), table.codes, table.scale, table.rest,
+            rows, kind, shrink, turn.signs, turn.cosines.astype(np.float32),
+            turn.power, turn.error, np.float32(SMALLEST), words, table.scale, table.rest,
             table.norm, first, last,
         )  # fmt: skip
 
@@ -82,10 +99,10 @@ class NumbaPath:
         return prepare(g, planes, whole, t, terms)
 
     def screen(self, q: Queries, terms: Terms) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Upper bounds [n, tiles · 16] of y / U, and each tile's largest lower bound [tiles, n]."""
+        """Upper bounds [n, tiles · 16] of y / U, and each tile's largest lower bound [n, tiles]."""
         t = self.table
         upper: Any = aligned((len(q), t.tiles * LANES), torch.float32)
-        tops = np.empty((t.tiles, len(q)), np.float32)
+        tops = np.empty((len(q), t.tiles), np.float32)
         tuples = self.variant, (0,) * len(q), (0,) * q.planes
 
         def work(first: int, last: int) -> None:
@@ -105,7 +122,7 @@ class NumbaPath:
         """See `choose.survivors`; of query n of the block."""
         t = self.table
         found: tuple[NDArray[np.int64], NDArray[np.float64], int] = choose.survivors(
-            upper[n], tops[:, n], t.rest, t.norm, q.coefs[n], t.rows, k, self.rows, self.kind,
+            upper[n], tops[n], t.rest, t.norm, q.coefs[n], t.rows, k, self.rows, self.kind,
             q.g[n], terms.factor, _NO_BIAS if terms.bias is None else terms.bias, q.unit[n],
             q.slack[n], most,
         )  # fmt: skip

@@ -42,7 +42,8 @@ def settle(
         rows: float64 rows of the table by id.
         precise: w · g of rows as two float64 and whether the sum is exact.
     """
-    order, first = [], 0
+    order: list[int] = []
+    first = 0
     gaps = y[:-1] - y[1:] > 2 * slack
     while first < len(ids) and len(order) < k:
         last = first + 1

@@ -135,7 +135,7 @@ def prepare(
     rounding = (table.groups + 12) * UNIT * whole.t * whole.size
     coefs[:, 2] = omega * (whole.away + rounding) * GROWN
     coefs[:, 3] = 2.0**terms.bias_exponent / unit
-    coefs[:, 4] = FLOOR + 6 * UNIT * terms.largest_bias / unit + np.where(small, 2 * reach / unit, 0)
-    return Queries(
-        g, planes, whole.words, whole.starts, coefs.astype(np.float32), unit, slack
+    coefs[:, 4] = (
+        FLOOR + 6 * UNIT * terms.largest_bias / unit + np.where(small, 2 * reach / unit, 0)
     )
+    return Queries(g, planes, whole.words, whole.starts, coefs.astype(np.float32), unit, slack)

@@ -50,10 +50,10 @@ class Rotation:
 
     def apply(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """R x for rows x, float64 [n, d] → [n, width]."""
-        y = np.zeros((len(x), self.width))
-        y[:, : self.d] = x
-        y *= self.signs
-        y = y.reshape(len(x), self.order, self.power)
+        padded = np.zeros((len(x), self.width))
+        padded[:, : self.d] = x
+        padded *= self.signs
+        y: NDArray[np.float64] = padded.reshape(len(x), self.order, self.power)
         half = 1
         while half < self.power:
             z = y.reshape(len(x), self.order, -1, 2, half)

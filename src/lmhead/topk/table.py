@@ -1,4 +1,4 @@
-"""The table in eight bits a number, and how far each row of it lies from the row that it stands for.
+"""The table in eight bits a number, and how far each row lies from the one that it stands for.
 
 Row w, rotated to w' (`rotation`), is s · c + r: integers c in −127 … 127, a scale s for the row or
 for each 64 of its numbers, the rest r. For any hidden state h, |w · h − (s · c) · h'| ≤ ‖r‖ ‖h‖.
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmhead.errors import LMHeadError
+from lmhead.topk import backend
 from lmhead.topk.rotation import Rotation, rotation
 
 LANES = 16  # rows of a tile
@@ -59,7 +60,7 @@ class Table:
 
     @property
     def groups(self) -> int:
-        return self.scale.shape[1]
+        return int(self.scale.shape[1])
 
     @functools.cached_property
     def longest(self) -> float:
@@ -94,7 +95,7 @@ def check_table(weight: Tensor, groups: Groups) -> None:
         raise LMHeadError(f"groups is {groups!r}, and must be 'row' or 64")
 
 
-def check_rows(largest: NDArray[np.floating]) -> None:
+def check_rows(largest: NDArray[np.float32]) -> None:
     """Refuse rows that are not finite; `largest` is the largest absolute value of each."""
     bad = ~np.isfinite(largest)
     if bad.any():
@@ -114,6 +115,8 @@ def quantise(weight: Tensor, groups: Groups = "row") -> Table:
     """
     check_table(weight, groups)
     rows, d = weight.shape
+    tops = backend.row_tops(weight.detach())
+    check_rows(tops)
     turn = rotation(d)
     tiles = -(-rows // LANES)
     parts = 1 if groups == "row" else turn.width // 64
@@ -124,25 +127,20 @@ def quantise(weight: Tensor, groups: Groups = "row") -> Table:
         aligned((tiles, parts, LANES), torch.float32),  # type: ignore[arg-type]
         aligned((tiles * LANES,), torch.float32),  # type: ignore[arg-type]
         aligned((tiles * LANES,), torch.float32),  # type: ignore[arg-type]
-        _exponent(weight),
+        math.frexp(float(tops.max()))[1],
     )
-    from lmhead.topk import backend
-
-    backend.fill(table, weight)
+    backend.fill(table, weight.detach())
     table.rest[rows:] = np.finfo(np.float32).max  # no bound of a row that is not there counts
     return table
 
 
-def _exponent(weight: Tensor) -> int:
-    largest = torch.zeros(())
-    lasting = []
-    for rows in weight.split(max(1, CHUNK // weight.shape[1])):
+def row_tops_by_torch(weight: Tensor) -> NDArray[np.float32]:
+    found = []
+    for rows in torch.split(weight, max(1, CHUNK // weight.shape[1])):
         low, high = torch.aminmax(rows, dim=1)
-        lasting.append(torch.maximum(high.float().abs(), low.float().abs()).cpu())
-    row = torch.cat(lasting)
-    check_rows(row.numpy())
-    largest = row.max()
-    return math.frexp(float(largest))[1] if largest > 0 else 0
+        found.append(torch.maximum(high.float().abs(), low.float().abs()).cpu())
+    tops: NDArray[np.float32] = torch.cat(found).numpy()
+    return tops
 
 
 def fill_by_torch(table: Table, weight: Tensor) -> None:

@@ -120,9 +120,8 @@ class _Tile:
 
     def write(self, queries: int, planes: int, args: Any) -> None:
         """For 16 rows: their upper bounds, and the largest lower bound, of every query."""
-        codes, words, starts, steps, groups, scale, rest, norm, bias, coefs, out, stride, tops = (
-            args
-        )
+        codes, words, starts, steps, groups, scale, rest, norm, bias, coefs, *results = args
+        out, stride, tops, tops_stride = results
         b, columns = self.b, queries * planes
         entry = b.block
         each_group, each_step = b.append_basic_block("group"), b.append_basic_block("step")
@@ -189,7 +188,7 @@ class _Tile:
             self.store(b.fadd(middle, reach), b.add(out, b.mul(stride, _number(n))))
             lowest = b.fsub(middle, reach)
             largest = self.call("llvm.vector.reduce.fmax.v16f32", F32, lowest, fastmath=("nnan",))
-            self.store(largest, b.add(tops, _number(4 * n)))
+            self.store(largest, b.add(tops, b.mul(tops_stride, _number(n))))
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -211,6 +210,7 @@ def score_tile(
     out: Any,
     stride: Any,
     tops: Any,
+    tops_stride: Any,
 ) -> Any:
     """One tile, all by address; `variant`, `queries` and `planes` are tuples that count by their
     length (variant by one more), so that the numbers are part of the type."""
@@ -219,5 +219,5 @@ def score_tile(
         _Tile(builder, variant.count - 1).write(queries.count, planes.count, args[3:])
         return context.get_dummy_value()
 
-    given = (codes, words, starts, steps, groups, scale, rest, norm, bias, coefs, out, stride, tops)
-    return types.void(variant, queries, planes, *given), write
+    where = (codes, words, starts, steps, groups, scale, rest, norm, bias, coefs)
+    return types.void(variant, queries, planes, *where, out, stride, tops, tops_stride), write
