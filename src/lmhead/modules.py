@@ -14,6 +14,7 @@ whichever end is stored; where both are, they must be equal, or it raises (never
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lmhead import reference
 from lmhead.errors import LMHeadError
@@ -43,6 +45,14 @@ _LOADS: WeakKeyDictionary[nn.Module, _Load] = WeakKeyDictionary()
 
 # Indexes of heads, outside of them: copies, pickles and state dicts know nothing of them.
 _KEPT: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
+
+
+def _forget(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Drop the indexes of what an optimizer has written: fused ones do not count versions up."""
+    written = {p.data_ptr() for group in optimizer.param_groups for p in group["params"]}
+    for head, kept in list(_KEPT.items()):
+        if written & kept.addresses:
+            del _KEPT[head]
 
 
 class Embed(nn.Module):
@@ -297,10 +307,11 @@ class Head(nn.Module):
         """Build an exact index of the table as it is now (`lmhead.HeadIndex`), and keep it.
 
         `topk` answers from it for as long as table, bias and transform stay as they are, and drops
-        it once they have changed. A change through `.data` goes unseen unless it shows as a row
-        that scores above its bound, which is an error: change weights in place, under
-        `torch.no_grad()`. The index is no part of the module: state dicts, copies and pickles are
-        without it. It takes about a quarter of a float32 table's memory.
+        it once they have changed (by version counter, address, or an optimizer's step). Numbers
+        written past torch, through `.data` or `.numpy()`, go unseen unless a row then scores above
+        its bound, which is an error: write in place, under `torch.no_grad()`. The index is no part
+        of the module: state dicts, copies and pickles are without it. It takes about a quarter of
+        a float32 table's memory.
 
         Args:
             groups: as `HeadIndex` takes it.
@@ -311,6 +322,7 @@ class Head(nn.Module):
         from lmhead.topk.kept import keep
 
         _KEPT.pop(self, None)
+        _watch_optimizers()
         kept = keep(self.weight, self.bias, self.transform, groups)
         _KEPT[self] = kept
         return kept.index
@@ -390,6 +402,11 @@ class Head(nn.Module):
                 if isinstance(stored, Tensor) and stored.shape == embed.weight.shape:
                     _LOADS[embed] = (missing, table_key, key)
         super()._load_from_state_dict(state, prefix, meta, strict, *lists)
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    register_optimizer_step_post_hook(_forget)
 
 
 def _check_same(first: str, table: Tensor, second: str, stored: Tensor) -> None:

@@ -21,12 +21,14 @@ class Kept:
     """An index, and what it was built from.
 
     Attributes:
-        marks: of table and bias: address, version and shape. The index holds on to both, so
-            that no other tensor can get their addresses.
+        marks: of table and bias: version, shape and the like.
+        addresses: of table and bias. The index holds on to both, so that no other tensor can get
+            them.
     """
 
     index: HeadIndex
     marks: tuple[tuple[object, ...], ...]
+    addresses: frozenset[int]
     transform: HeadTransform
 
     def fits(self, weight: Tensor, bias: Tensor | None, transform: HeadTransform) -> bool:
@@ -61,7 +63,9 @@ def keep(weight: Tensor, bias: Tensor | None, transform: HeadTransform, groups: 
             "make it outside, or build lmhead.HeadIndex(head.weight)",
         )
     marks = _marks(weight, bias)
-    return Kept(HeadIndex(weight, bias=bias, transform=transform, groups=groups), marks, transform)
+    addresses = frozenset(t.data_ptr() for t in (weight, bias) if t is not None)
+    index = HeadIndex(weight, bias=bias, transform=transform, groups=groups)
+    return Kept(index, marks, addresses, transform)
 
 
 def _marks(weight: Tensor, bias: Tensor | None) -> tuple[tuple[object, ...], ...]:
