@@ -1,10 +1,13 @@
 """Where an index comes from and goes to: models, checkpoints, folders; a head that keeps one."""
 
 import copy
+import importlib.util
 import json
 import os
 import pickle
+import sys
 import time
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -682,3 +685,45 @@ def test_tables_that_cannot_be_kept():
         head.index()
     with pytest.raises(LMHeadError, match=r"the table is torch\.float64"):
         Head(70, 16, dtype=torch.float64).index()
+
+
+# --- the example -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def example():
+    """examples/generate.py, imported."""
+    path = Path(__file__).parents[1] / "examples" / "generate.py"
+    spec = importlib.util.spec_from_file_location("generate_example", path)
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+    return module
+
+
+def test_the_example_writes_the_same_text_twice(example, capsys):
+    example.main(["--random", "--tokens", "6", "--top-k", "20"])
+    out = capsys.readouterr().out
+    assert out.count("the same text") == 3
+    assert "OTHER" not in out
+    assert out.count("tokens/s") == 4
+
+
+def test_generate_samples_the_same_with_the_head_replaced(example):
+    model, _, _ = example.load(None, True)
+    index = HeadIndex.from_model(model)
+    ids = torch.arange(8)[None]
+    settings = {
+        "attention_mask": torch.ones_like(ids), "max_new_tokens": 12, "do_sample": True,
+        "top_k": 20, "top_p": 0.9, "temperature": 0.7, "eos_token_id": None, "pad_token_id": 0,
+    }  # fmt: skip
+    head = model.get_output_embeddings()
+    torch.manual_seed(3)
+    plain = model.generate(ids, **settings)
+    with example.indexed(model, index, 20):
+        torch.manual_seed(3)
+        assert torch.equal(model.generate(ids, **settings), plain)
+        logits = model(ids).logits
+    assert (torch.isfinite(logits).sum(-1) == 20).all()
+    assert model.get_output_embeddings() is head
