@@ -74,8 +74,9 @@ class HeadIndex:
     def from_model(cls, model: Any, *, groups: Groups = "row") -> HeadIndex:
         """The index of a live model's head, over its own weight.
 
-        What happens around the product is what `lmhead.ends(model)` finds. After training, moving
-        or resizing the model, build a new one.
+        What happens around the product is what `lmhead.ends(model)` finds; queries are the hidden
+        states that the body gives out (where the family has layers of the head's own, as BERT has,
+        what those give out). After training, moving or resizing the model, build a new one.
 
         Args:
             model: a language model of transformers, or an `lmhead.Head`, tied or not.
