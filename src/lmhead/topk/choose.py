@@ -100,3 +100,28 @@ def score(weight, kind, g, factor, bias, found, which, y):
         if which[j]:
             y[j] = factor * out[n] + (bias[found[j]] if bias.size else 0.0)
             n += 1
+
+
+@compiled()
+def best(
+    upper, tops, rest, norm, coefs, rows, k, weight, kind, g, factor, bias, unit, slack, most,
+    ids, ys,
+):  # fmt: skip
+    """The k best rows into ids and ys, largest y first, equal ones by id.
+
+    Returns how many were scored, or 0 where `survivors` does, or where two of them are too near
+    for float64 to tell their order.
+    """
+    found, y, count = survivors(
+        upper, tops, rest, norm, coefs, rows, k, weight, kind, g, factor, bias, unit, slack, most
+    )
+    if count <= 0:
+        return count
+    order = np.argsort(-y, kind="mergesort")
+    for i in range(k):
+        j = order[i]
+        if i + 1 < count and y[j] - y[order[i + 1]] <= 2 * slack:
+            return 0
+        ids[i] = found[j]
+        ys[i] = y[j]
+    return count

@@ -14,7 +14,7 @@ from lmhead.errors import LMHeadError
 from lmhead.reference import TopK
 from lmhead.topk import backend, search
 from lmhead.topk.query import Terms
-from lmhead.topk.table import LANES, Groups, Table, quantise
+from lmhead.topk.table import DTYPES, LANES, Groups, Table, quantise
 from lmhead.transform import HeadTransform
 
 if TYPE_CHECKING:
@@ -204,26 +204,22 @@ class HeadIndex:
         """
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= len(self):
             raise LMHeadError(f"k must be an integer in 1 .. {len(self)}, got {k!r}")
-        g = self._queries(hidden)
-        found = search.best(self.path, g, k, self._terms)
-        shape = (*hidden.shape[:-1], k)
-        ids = np.array([f.ids for f in found], dtype=np.int64).reshape(shape)
-        y = np.array([f.y for f in found], dtype=np.float64).reshape(shape)
-        count = np.array([f.rescored for f in found], dtype=np.int64).reshape(shape[:-1])
-        device = hidden.device
-        return TopK(
-            torch.from_numpy(ids).to(device),
-            self._logits(y).to(device),
-            True,
-            torch.from_numpy(count).to(device),
-        )
+        found = search.best(self.path, self._rows(hidden), k, self._terms)
+        ids, y, count = (torch.from_numpy(a) for a in found)
+        logits, lead = self._logits(y), hidden.shape[:-1]
+        if hidden.ndim != 2:
+            ids, logits, count = ids.view(*lead, k), logits.view(*lead, k), count.view(lead)
+        if hidden.device.type != "cpu":
+            ids, logits, count = (x.to(hidden.device) for x in (ids, logits, count))
+        return TopK(ids, logits, True, count)
 
-    def _logits(self, y: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Tensor:
+    def _logits(self, y: Tensor) -> Tensor:
         """Logits of scores y."""
-        return self.transform.cap(abs(self.transform.logit_scale) * torch.from_numpy(y))
+        scale = abs(self.transform.logit_scale)
+        return self.transform.cap(y if scale == 1 else y * scale)
 
-    def _queries(self, hidden: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-        """Hidden states as float64 [n, d], with the transform's sign in them."""
+    def _rows(self, hidden: Tensor) -> Tensor:
+        """Hidden states [n, d], row-major, on the CPU."""
         if self._version is not None and self.weight._version != self._version:
             raise LMHeadError(
                 "the table has changed since the index was built", "build the index anew"
@@ -233,16 +229,14 @@ class HeadIndex:
                 f"hidden states of shape {tuple(hidden.shape)} do not fit an index of width "
                 f"{self.d}"
             )
-        if hidden.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        if hidden.dtype not in DTYPES:
             raise LMHeadError(
                 f"hidden states are {hidden.dtype}, an index takes float32, bfloat16 or float16",
                 "convert them, for example hidden.float()",
             )
-        g = hidden.detach().reshape(-1, self.d).to("cpu", torch.float64).numpy()
-        if not np.isfinite(g).all():
-            first = int(np.flatnonzero(~np.isfinite(g).all(axis=1))[0])
-            raise LMHeadError(f"hidden state {first} of {len(g)} holds NaN or infinities")
-        return np.ascontiguousarray(g) if self._terms.sign == 1 else g * self._terms.sign
+        if hidden.device.type != "cpu":
+            hidden = hidden.cpu()
+        return hidden.reshape(-1, self.d).contiguous()
 
 
 def _valid(weight: Tensor, transform: HeadTransform) -> int:
@@ -259,6 +253,10 @@ def _terms(table: Table, bias: Tensor | None, transform: HeadTransform) -> Terms
     turned = -1 if transform.logit_scale < 0 else int(transform.logit_scale > 0)
     factor = abs(transform.hidden_scale) if turned else 0.0
     sign = turned * (-1 if transform.hidden_scale < 0 else int(transform.hidden_scale > 0))
+    if factor and not 1e-100 < factor < 1e100:
+        raise LMHeadError(
+            f"hidden_scale is {transform.hidden_scale:g}, an index takes 1e-100 to 1e100"
+        )
     empty = np.empty(0, np.float32)
     if bias is None:
         return Terms(factor, sign, None, empty, 0, 0.0)

@@ -14,11 +14,14 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from lmhead.topk import query
+from lmhead.topk.query import SLIGHT
 from lmhead.topk.vector_ir import score_tile
 
 F32 = np.float32
 FAST = {"reassoc", "contract", "nsz"}  # sums in any order; NaN and infinities stay what they are
 LANES = 16
+AHEAD = 4  # rows that are asked for before they are read
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -246,22 +249,34 @@ def turn(x, signs, cosines, power):
         x[:] = mixed
 
 
+numbers = compiled()(query.numbers)
+
+
 @compiled(fastmath={"contract", "nsz", "reassoc"})
-def integers(
-    g, planes, most, slight, signs, cosines, power, groups, words, starts, t, length, away, size
+def ask(
+    hidden, kind, sign, planes, most, signs, cosines, power, table, terms, g, words, starts, coefs,
+    unit, slack,
 ):  # fmt: skip
-    """Queries g, float64 [n, d], rotated and rounded: `query.integers`. words int8 [width / 4,
-    n · planes, 4]."""
-    n, d = g.shape
-    width = signs.size
+    """Hidden states [n, d] as queries: `query.prepare`; columns beyond n are queries of zeros.
+
+    words int8 [width / 4, columns, 4]; table and terms: what `query.numbers` takes of them.
+    Returns the first hidden state that is not finite, or -1.
+    """
+    n, d = hidden.shape
+    width, groups = signs.size, starts.shape[0]
     part = width // groups
     x = np.empty(width)
-    for m in range(n):
+    for m in range(len(g)):
         own, top, off, high_sum, low_sum = 0.0, 0.0, 0.0, 0.0, 0.0
+        x[:] = 0
+        if m < n:
+            for i in range(d):
+                x[i] = sign * np.float64(widen(hidden[m, i], kind))
         for i in range(d):
-            x[i] = g[m, i]
+            g[m, i] = x[i]
             own += x[i] * x[i]
-        x[d:] = 0
+        if not np.isfinite(own):
+            return m
         turn(x, signs, cosines, power)
         for i in range(width):
             top = max(top, abs(x[i]))
@@ -288,17 +303,56 @@ def integers(
                     low_sum += np.float64(low) * low
             for plane in range(planes):
                 starts[group, planes * m + plane] = np.int32(-128 * sums[plane])
-        t[m] = step
-        length[m] = np.sqrt(own) * (1 + slight)
-        away[m] = np.sqrt(off) + slight * length[m]
-        size[m] = (256 * np.sqrt(high_sum) + np.sqrt(low_sum)) * (1 + slight)
+        length = np.sqrt(own) * (1 + SLIGHT)
+        away = np.sqrt(off) + SLIGHT * length
+        size = (256 * np.sqrt(high_sum) + np.sqrt(low_sum)) * (1 + SLIGHT)
+        unit[m], slack[m] = numbers(
+            length,
+            step,
+            away,
+            size,
+            groups,
+            d,
+            terms[0],
+            table[0],
+            table[1],
+            terms[1],
+            terms[2],
+            coefs[m],
+        )
+    return -1
+
+
+@intrinsic
+def ask_for(typingctx: Any, address: Any) -> Any:
+    """Ask for the 64 bytes at an address, soon to be read."""
+
+    def ask(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        name = "llvm.prefetch.p0"
+        call = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+        hints = (ir.Constant(number, 0), ir.Constant(number, 3), ir.Constant(number, 1))
+        builder.call(call, (builder.inttoptr(args[0], byte), *hints))
+        return context.get_dummy_value()
+
+    return types.void(address), ask
 
 
 @compiled(fastmath=FAST)
 def products(weight, kind, hidden, ids, out):
-    """out[i] = weight[ids[i]] · hidden in float64; hidden float64 [d]."""
+    """out[i] = weight[ids[i]] · hidden in float64; hidden float64 [d]. Rows lie far apart: each is
+    asked for while others are worked on."""
     d = weight.shape[1]
-    for i in range(ids.size):
+    first, stride = address(weight), weight.strides[0]
+    size = d * weight.itemsize
+    for i in range(-AHEAD, ids.size):
+        if i + AHEAD < ids.size:
+            start = first + ids[i + AHEAD] * stride
+            for at in range(start, start + size, 64):
+                ask_for(at)
+        if i < 0:
+            continue
         row = ids[i]
         total = 0.0
         for j in range(d):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from lmhead.loss import threads
 from lmhead.topk import choose, kernels, vector_ir
-from lmhead.topk.query import SLIGHT, STEPS, Integers, Queries, Terms, prepare
+from lmhead.topk.query import COEFS, STEPS, Queries, Terms, refuse
 from lmhead.topk.table import LANES, SMALLEST, Table, aligned
 
 BLOCK = 8  # queries that a pass over the table serves
@@ -60,6 +61,20 @@ def fill(table: Table, weight: Tensor) -> None:
     threads.each(work, threads.parts(table.tiles, PIECES * torch.get_num_threads()))
 
 
+class Room:
+    """Where a thread keeps queries and bounds: fresh memory costs more than what goes there."""
+
+    def __init__(self, table: Table) -> None:
+        turn, columns = table.rotation, 2 * BLOCK
+        self.g = np.empty((BLOCK, turn.d))
+        self.words = np.empty(turn.width // 4 * columns, np.int32)
+        self.starts = np.empty(table.groups * columns, np.int32)
+        self.coefs = np.empty((BLOCK, COEFS), np.float32)
+        self.unit, self.slack = np.empty(BLOCK), np.empty(BLOCK)
+        self.upper: Any = aligned((BLOCK, table.tiles * LANES), torch.float32)
+        self.tops = np.empty((BLOCK, table.tiles), np.float32)
+
+
 class NumbaPath:
     """The compiled loops over one table.
 
@@ -74,6 +89,7 @@ class NumbaPath:
         self.rows, self.kind = rows_of(weight)
         number = vector_ir.best_variant() if variant is None else vector_ir.VARIANTS.index(variant)
         self.variant = (0,) * (number + 1)
+        self._rooms = threading.local()
 
     def block(self, count: int) -> tuple[int, int]:
         """Of so many queries still to do: how many to take at once, and with how many planes."""
@@ -82,27 +98,30 @@ class NumbaPath:
                 return size, 2
         return BLOCK, 1
 
-    def prepare(self, g: NDArray[np.float64], planes: int, size: int, terms: Terms) -> Queries:
-        if len(g) < size:  # columns that nobody asks for
-            g = np.concatenate([g, np.zeros((size - len(g), g.shape[1]))])
-        t, turn = self.table, self.table.rotation
-        whole = Integers(
-            np.empty((turn.width // 4, size * planes), np.int32),
-            np.empty((t.groups, size * planes), np.int32),
-            *np.empty((4, size)),
-        )
-        words = whole.words.view(np.int8).reshape(turn.width // 4, size * planes, 4)
-        kernels.integers(
-            g, planes, STEPS[planes], SLIGHT, turn.signs, turn.cosines, turn.power, t.groups,
-            words, *whole[1:],
+    def prepare(self, hidden: Tensor, planes: int, size: int, terms: Terms) -> Queries:
+        """Hidden states [n, d], row-major, as `size` queries; those beyond n are zero."""
+        t, turn, room = self.table, self.table.rotation, self._room()
+        columns = size * planes
+        words = room.words[: turn.width // 4 * columns].reshape(-1, columns)
+        starts = room.starts[: t.groups * columns].reshape(-1, columns)
+        q = Queries(
+            room.g[:size], planes, words, starts, room.coefs[:size], room.unit[:size],
+            room.slack[:size],
         )  # fmt: skip
-        return prepare(g, planes, whole, t, terms)
+        rows, kind = rows_of(hidden)
+        wrong = kernels.ask(
+            rows, kind, terms.sign, planes, STEPS[planes], turn.signs, turn.cosines, turn.power,
+            (2.0**t.exponent, t.longest),
+            (terms.factor, terms.largest_bias, 2.0**terms.bias_exponent),
+            q.g, words.view(np.int8).reshape(-1, columns, 4), starts, q.coefs, q.unit, q.slack,
+        )  # fmt: skip
+        return q if wrong < 0 else refuse(hidden)
 
     def screen(self, q: Queries, terms: Terms) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Upper bounds [n, tiles · 16] of y / U, and each tile's largest lower bound [n, tiles]."""
         t = self.table
-        upper: Any = aligned((len(q), t.tiles * LANES), torch.float32)
-        tops = np.empty((len(q), t.tiles), np.float32)
+        room = self._room()
+        upper, tops = room.upper[: len(q)], room.tops[: len(q)]
         tuples = self.variant, (0,) * len(q), (0,) * q.planes
 
         def work(first: int, last: int) -> None:
@@ -114,6 +133,26 @@ class NumbaPath:
         many = 1 if t.codes.nbytes < SMALL else PIECES * torch.get_num_threads()
         threads.each(work, threads.parts(t.tiles, many if torch.get_num_threads() > 1 else 1))
         return upper, tops
+
+    def _room(self) -> Room:
+        room: Room | None = getattr(self._rooms, "room", None)
+        if room is None:
+            room = self._rooms.room = Room(self.table)
+        return room
+
+    def best(
+        self, q: Queries, n: int, bounds: Any, k: int, terms: Terms, most: int,
+        ids: NDArray[np.int64], y: NDArray[np.float64],
+    ) -> int:  # fmt: skip
+        """See `choose.best`; of query n of the block."""
+        t, (upper, tops) = self.table, bounds
+        return int(
+            choose.best(
+                upper[n], tops[n], t.rest, t.norm, q.coefs[n], t.rows, k, self.rows, self.kind,
+                q.g[n], terms.factor, _NO_BIAS if terms.bias is None else terms.bias, q.unit[n],
+                q.slack[n], most, ids, y,
+            )
+        )  # fmt: skip
 
     def survivors(
         self, q: Queries, n: int, upper: NDArray[np.float32], tops: NDArray[np.float32], k: int,

@@ -16,10 +16,12 @@ The terms with u are the rounding of the float32 arithmetic (docs/exact-scoring.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NoReturn
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lmhead.errors import LMHeadError
 from lmhead.topk.table import UNIT, Table
@@ -76,20 +78,41 @@ class Queries:
         return len(self.g)
 
 
-class Integers(NamedTuple):
-    """Queries as integers: `words` and `starts` as in `Queries`; the scale t, and not less than
-    ‖g‖, ‖e‖ and 256 ‖high‖ + ‖low‖ (or ‖q‖), each float64 [n]."""
-
-    words: NDArray[np.int32]
-    starts: NDArray[np.int32]
-    t: NDArray[np.float64]
-    length: NDArray[np.float64]
-    away: NDArray[np.float64]
-    size: NDArray[np.float64]
+def refuse(hidden: Tensor) -> NoReturn:
+    """Say which hidden state of [n, d] is not finite."""
+    first = int((~torch.isfinite(hidden).all(dim=1)).nonzero()[0])
+    raise LMHeadError(f"hidden state {first} of {len(hidden)} holds NaN or infinities")
 
 
-def integers(g: NDArray[np.float64], planes: int, table: Table) -> Integers:
-    """Queries g [n, d], rotated and rounded to `planes` bytes (`kernels.integers` compiled)."""
+def numbers(
+    length: float, t: float, away: float, size: float, groups: int, d: int, factor: float,
+    power: float, longest: float, largest_bias: float, bias_power: float, out: Any,
+) -> tuple[float, float]:  # fmt: skip
+    """The five numbers of one query into `out`; returns its unit and slack (compiled by numba too).
+
+    Args:
+        length, away, size: not less than ‖g‖, ‖e‖ and 256 ‖high‖ + ‖low‖ (or ‖q‖).
+        t: the query's scale.
+        groups, d, power, longest: of the table; power is 2^exponent.
+        factor, largest_bias, bias_power: of the terms.
+    """
+    reach = factor * power * length * longest
+    unit = max(reach, largest_bias)
+    if unit == 0:
+        unit = 1.0
+    omega, missing = factor * power / unit, 0.0
+    if reach < NEGLIGIBLE * unit:
+        omega, missing = 0.0, 2 * reach / unit
+    out[0] = omega * t
+    out[1] = max(omega * length * GROWN, FLOOR)
+    out[2] = omega * (away + (groups + 12) * UNIT * t * size) * GROWN
+    out[3] = bias_power / unit
+    out[4] = FLOOR + 6 * UNIT * largest_bias / unit + missing
+    return unit, 2.0**-52 * (d + 8) * (reach + largest_bias)
+
+
+def prepare(g: NDArray[np.float64], planes: int, table: Table, terms: Terms) -> Queries:
+    """Queries g [n, d], rotated and rounded to `planes` bytes (`kernels.ask` compiled)."""
     n, groups = len(g), table.groups
     turned = table.rotation.apply(g)
     length = np.linalg.norm(g, axis=1) * (1 + SLIGHT)
@@ -101,41 +124,22 @@ def integers(g: NDArray[np.float64], planes: int, table: Table) -> Integers:
     parts = [q] if planes == 1 else [(q + 128) >> 8, q - 256 * ((q + 128) >> 8)]
     size = np.zeros(n)
     for weight, part in zip((256, 1)[2 - planes :], parts, strict=True):
-        size += weight * np.linalg.norm(part, axis=1)
+        size += weight * np.linalg.norm(part, axis=1) * (1 + SLIGHT)
     columns = np.stack(parts, axis=1).reshape(n * planes, -1)
-    words = np.ascontiguousarray(columns.astype(np.int8).view(np.int32).T)
     starts = -128 * columns.reshape(n * planes, groups, -1).sum(axis=2)
-    return Integers(
-        words, np.ascontiguousarray(starts.T.astype(np.int32)), t, length, away, size * (1 + SLIGHT)
+    coefs, unit, slack = np.empty((n, COEFS), np.float32), np.empty(n), np.empty(n)
+    for i in range(n):
+        unit[i], slack[i] = numbers(
+            float(length[i]), float(t[i]), float(away[i]), float(size[i]), groups,
+            table.rotation.d, terms.factor, 2.0**table.exponent, table.longest,
+            terms.largest_bias, 2.0**terms.bias_exponent, coefs[i],
+        )  # fmt: skip
+    return Queries(
+        g,
+        planes,
+        np.ascontiguousarray(columns.astype(np.int8).view(np.int32).T),
+        np.ascontiguousarray(starts.T.astype(np.int32)),
+        coefs,
+        unit,
+        slack,
     )
-
-
-def prepare(
-    g: NDArray[np.float64], planes: int, whole: Integers, table: Table, terms: Terms
-) -> Queries:
-    """The five numbers of each query.
-
-    Raises:
-        LMHeadError: the scores leave the range of float64.
-    """
-    n = len(g)
-    with np.errstate(over="ignore", invalid="ignore"):
-        scale = terms.factor * 2.0**table.exponent
-        reach = scale * whole.length * table.longest
-        unit = np.maximum(reach, terms.largest_bias)
-        unit[unit == 0] = 1
-        slack = 2.0**-52 * (table.rotation.d + 8) * (reach + terms.largest_bias)
-    if not np.isfinite(slack).all():
-        raise LMHeadError("the scores leave the range of float64", "scale the hidden states down")
-    small = reach < NEGLIGIBLE * unit
-    omega = np.where(small, 0, scale / unit)
-    coefs = np.empty((n, COEFS))
-    coefs[:, 0] = omega * whole.t
-    coefs[:, 1] = np.maximum(omega * whole.length * GROWN, FLOOR)
-    rounding = (table.groups + 12) * UNIT * whole.t * whole.size
-    coefs[:, 2] = omega * (whole.away + rounding) * GROWN
-    coefs[:, 3] = 2.0**terms.bias_exponent / unit
-    coefs[:, 4] = (
-        FLOOR + 6 * UNIT * terms.largest_bias / unit + np.where(small, 2 * reach / unit, 0)
-    )
-    return Queries(g, planes, whole.words, whole.starts, coefs.astype(np.float32), unit, slack)

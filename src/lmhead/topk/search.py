@@ -6,55 +6,65 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lmhead.errors import LMHeadError
 from lmhead.loss import threads
-from lmhead.topk import order
+from lmhead.topk.order import settle
 from lmhead.topk.query import Queries, Terms
 
 SHARE = 4  # beyond a quarter of the rows, scoring all of them in turn is faster
 
 
 class Found(NamedTuple):
-    """Of one query: the k best `ids` in order, their `y`, and how many rows were scored."""
+    """Of n queries: the k best `ids` [n, k] in order, their `y` [n, k], and how many rows were
+    scored for each, `rescored` [n]."""
 
     ids: NDArray[np.int64]
     y: NDArray[np.float64]
-    rescored: int
+    rescored: NDArray[np.int64]
 
 
-def best(path: Any, g: NDArray[np.float64], k: int, terms: Terms) -> list[Found]:
-    """The k best rows for each of g, float64 [n, d], by the exact y; equal ones by id."""
-    found: list[Found] = []
-    while len(found) < len(g):
-        size, planes = path.block(len(g) - len(found))
-        some = g[len(found) : len(found) + size]
+def best(path: Any, hidden: Tensor, k: int, terms: Terms) -> Found:
+    """The k best rows for hidden states [n, d], by the exact y; equal ones by id."""
+    n = len(hidden)
+    found = Found(np.empty((n, k), np.int64), np.empty((n, k)), np.empty(n, np.int64))
+    first = 0
+    while first < n:
+        size, planes = path.block(n - first)
+        some = hidden[first : first + size]
         q = path.prepare(some, planes, size, terms)
         bounds = path.screen(q, terms)
-        jobs = [(path, q, n, bounds, k, terms) for n in range(len(some))]
-        found += [_one(*jobs[0])] if len(jobs) == 1 else threads.each(_one, jobs)
+        jobs = [(path, q, m, bounds, k, terms, found, first + m) for m in range(len(some))]
+        threads.each(_one, jobs)
+        first += size
     return found
 
 
-def _one(path: Any, q: Queries, n: int, bounds: Any, k: int, terms: Terms) -> Found:
+def _one(
+    path: Any, q: Queries, m: int, bounds: Any, k: int, terms: Terms, found: Found, at: int
+) -> None:
+    """Query m of a block, into row `at` of what is found."""
     rows = path.table.rows
-    ids, y, count = path.survivors(q, n, *bounds, k, terms, max(k, rows // SHARE))
+    most = max(k, rows // SHARE)
+    count = path.best(q, m, bounds, k, terms, most, found.ids[at], found.y[at])
+    if count > 0:
+        found.rescored[at] = count
+        return
+    ids, y, count = path.survivors(q, m, *bounds, k, terms, most)
     if count < 0:
         raise LMHeadError(
             "a row scores above its own bound: table and index do not belong together",
             "build the index anew: the table has changed since",
         )
     if count == 0:
-        y, count = path.all_scores(q, n, terms), rows
-        least = np.partition(y, rows - k)[rows - k] - 2 * q.slack[n]
+        y, count = path.all_scores(q, m, terms), rows
+        least = np.partition(y, rows - k)[rows - k] - 2 * q.slack[m]
         ids = np.flatnonzero(y >= least)
         y = y[ids]
-    first = np.argsort(-y, kind="stable")
-    ids, y = ids[first], y[first]
-    head = y[: k + 1]
-    if (head[:-1] - head[1:] <= 2 * q.slack[n]).any():
-        ids, y = order.settle(
-            ids, y, k, q.slack[n], q.g[n], terms.factor, terms.bias, path.wide_rows,
-            lambda at: path.precise(q, n, at),
-        )  # fmt: skip
-    return Found(ids[:k], y[:k], int(count))
+    order = np.argsort(-y, kind="stable")
+    found.ids[at], found.y[at] = settle(
+        ids[order], y[order], k, q.slack[m], q.g[m], terms.factor, terms.bias, path.wide_rows,
+        lambda some: path.precise(q, m, some),
+    )  # fmt: skip
+    found.rescored[at] = count

@@ -31,6 +31,8 @@ CHUNK = 1 << 24  # numbers quantised at once, by torch
 SMALLEST = 2.0**-90
 UNIT = 2.0**-24  # unit roundoff of float32
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 Groups = Literal["row", 64]
 
 
@@ -82,7 +84,7 @@ def check_table(weight: Tensor, groups: Groups) -> None:
     """Refuse what cannot be indexed, naming the first row that is not finite."""
     if weight.ndim != 2 or 0 in weight.shape:
         raise LMHeadError(f"a table is [V, d], V and d above zero, got {list(weight.shape)}")
-    if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    if weight.dtype not in DTYPES:
         raise LMHeadError(
             f"the table is {weight.dtype}, an index holds float32, bfloat16 or float16",
             "convert it, for example weight.float()",
