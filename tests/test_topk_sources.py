@@ -249,6 +249,21 @@ def _seconds(call):
     return time.perf_counter() - start
 
 
+def test_an_index_of_a_changed_table_is_not_saved(tmp_path):
+    weight = table(20, 8)
+    index = HeadIndex(weight)
+    weight[3] = 0
+    with pytest.raises(LMHeadError, match="the table has changed since the index was built"):
+        index.save(tmp_path / "index")
+    config = {"model_type": "llama", FLAG: True}
+    write(tmp_path / "model", {"model.embed_tokens.weight": table(20, 8).numpy()}, config)
+    index = HeadIndex.from_checkpoint(tmp_path / "model")
+    os.utime(index.source.file, ns=(1, 1))
+    with pytest.raises(SourceError, match="has changed since the index was built"):
+        index.save(tmp_path / "index")
+    assert not (tmp_path / "index").exists()
+
+
 def test_no_big_endian_machine(saved, monkeypatch):
     monkeypatch.setattr("sys.byteorder", "big")
     with pytest.raises(LMHeadError, match="little-endian machines only"):

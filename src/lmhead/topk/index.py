@@ -136,11 +136,12 @@ class HeadIndex:
                 copies it where no file holds it.
 
         Raises:
-            LMHeadError: something else is in the folder.
-            SourceError: it cannot be written.
+            LMHeadError: something else is in the folder, or the table has changed since.
+            SourceError: it cannot be written, or the table's file has changed since.
         """
         from lmhead.topk import storage
 
+        self._check_version()
         storage.save(folder, self.table, self.weight, self.bias, self.transform, self.source, table)
 
     @classmethod
@@ -218,12 +219,15 @@ class HeadIndex:
         scale = abs(self.transform.logit_scale)
         return self.transform.cap(y if scale == 1 else y * scale)
 
-    def _rows(self, hidden: Tensor) -> Tensor:
-        """Hidden states [n, d], row-major, on the CPU."""
+    def _check_version(self) -> None:
         if self._version is not None and self.weight._version != self._version:
             raise LMHeadError(
                 "the table has changed since the index was built", "build the index anew"
             )
+
+    def _rows(self, hidden: Tensor) -> Tensor:
+        """Hidden states [n, d], row-major, on the CPU."""
+        self._check_version()
         if hidden.ndim == 0 or hidden.shape[-1] != self.d:
             raise LMHeadError(
                 f"hidden states of shape {tuple(hidden.shape)} do not fit an index of width "

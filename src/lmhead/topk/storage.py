@@ -66,6 +66,8 @@ def save(
     _check_order()
     where = Path(folder)
     _check_place(where)
+    if source and RawTable.at(source.file, source.offset, source.dtype, source.shape) != source:
+        raise SourceError(f"{source.file}: has changed since the index was built", _ANEW)
     digest = fingerprint(weight)
     original: dict[str, Any] = {"digest": digest, "sample": sample(weight)}
     try:
