@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +19,10 @@ from lmhead.topk.query import Terms
 from lmhead.topk.sampling import Sample
 from lmhead.topk.table import DTYPES, LANES, Groups, Table, quantise
 from lmhead.transform import HeadTransform
+
+if TYPE_CHECKING:
+    from lmhead.topk.raw_table import RawTable
+    from lmhead.topk.sources import Written
 
 _PLAIN = HeadTransform()
 
@@ -60,6 +65,7 @@ class HeadIndex:
     ) -> None:
         self.table, self.transform, self.bias = table, transform, bias
         self.weight = weight.detach()
+        self.source: RawTable | None = None  # the file that the weight is mapped from
         self._version = None if weight.is_inference() else weight._version
         scored = self.weight[: table.rows]
         if scored.stride(1) != 1:
@@ -67,6 +73,112 @@ class HeadIndex:
         self.path = backend.path(name, table, scored)
         self._terms = _terms(table, bias, transform)
         self._lengths: np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None = None
+
+    @classmethod
+    def from_model(cls, model: Any, *, groups: Groups = "row") -> HeadIndex:
+        """The index of a live model's head, over its own weight.
+
+        What happens around the product is what `lmhead.ends(model)` finds; queries are the hidden
+        states that the body gives out (where the family has layers of the head's own, as BERT has,
+        what those give out). After training, moving or resizing the model, build a new one.
+
+        Args:
+            model: a language model of transformers, or an `lmhead.Head`, tied or not.
+
+        Raises:
+            LMHeadError: no head, or one that is quantised, wrapped by an adapter or on the meta
+                device; an unknown transform; or as the constructor.
+        """
+        from lmhead.topk import sources
+
+        return cls._of(sources.of_model(model), groups)
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        src: str | os.PathLike[str],
+        *,
+        transform: HeadTransform | None = None,
+        groups: Groups = "row",
+    ) -> HeadIndex:
+        """The index of a checkpoint's head, or of its one table where it is tied.
+
+        Nothing else is read. float32, bfloat16 and float16 that are stored row by row stay in the
+        file, mapped: it must not change while the index is used. What is quantised (GGUF, MLX,
+        bitsandbytes, FP8) is dequantised to float32 in memory, and that is the table which the
+        answers are exact for. Where both ends are stored, the head is taken as stored (what
+        transformers 5 does); `lmhead inspect` tells whether they agree.
+
+        Args:
+            src: as `open_checkpoint` takes it: a folder, a safetensors, GGUF or torch file, or a
+                hub id, of which only the files with the head are downloaded.
+            transform: what happens around the product; None for what the config's family does, or
+                a GGUF file's architecture.
+
+        Raises:
+            SourceError: it cannot be read, or its values are not here.
+            LMHeadError: no head, an adapter, a family without a record, or as the constructor.
+        """
+        from lmhead.topk import sources
+
+        written = sources.of_checkpoint(src, transform)
+        index = cls._of(written, groups)
+        index.source = written.source
+        return index
+
+    @classmethod
+    def _of(cls, written: Written, groups: Groups) -> HeadIndex:
+        return cls(written.weight, bias=written.bias, transform=written.transform, groups=groups)
+
+    def save(self, folder: str | os.PathLike[str], *, table: bool | None = None) -> None:
+        """Write the index into a folder of its own, all of it or nothing.
+
+        Args:
+            folder: a new or empty folder, or one with an index, which is replaced.
+            table: True copies the original table too (scores come from it); False does not: it is
+                found again where `from_checkpoint` mapped it, or `open` must be given it. None
+                copies it where no file holds it.
+
+        Raises:
+            LMHeadError: something else is in the folder, or the table has changed since.
+            SourceError: it cannot be written, or the table's file has changed since.
+        """
+        from lmhead.topk import storage
+
+        self._check_version()
+        storage.save(folder, self.table, self.weight, self.bias, self.transform, self.source, table)
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        weight: Tensor | None = None,
+        verify: bool = False,
+        backend: backend.Name | None = None,
+    ) -> HeadIndex:
+        """An index that was saved, mapped into memory: on the CPU, and within milliseconds.
+
+        A table in a file whose size or time have changed is compared with its digest, whole; one
+        that looks unchanged by a few of its rows.
+
+        Args:
+            weight: the table, where it was not saved or should not be mapped; compared with its
+                digest, whole (about half a second a gigabyte).
+            verify: compare every number of index and table with their digests.
+
+        Raises:
+            SourceError: no index there, one that is cut, corrupt or of a newer lmhead, or its table
+                has changed or gone.
+            LMHeadError: the weight is another one, or none was saved and none is given.
+        """
+        from lmhead.topk import storage
+
+        opened = storage.load(folder, weight, verify)
+        index = cls.__new__(cls)
+        index._set(opened.table, opened.weight, opened.bias, opened.transform, backend)
+        index.source = opened.source
+        return index
 
     def __len__(self) -> int:
         """Rows that can be scored: those below `valid_rows`."""
@@ -226,7 +338,7 @@ class HeadIndex:
             raise LMHeadError(f"k must be an integer in 1 .. {most}, the other rows, got {k!r}")
         given = torch.as_tensor(ids)
         wanted = self._numbers(given)
-        self._unchanged()
+        self._check_version()
         if by == "cosine" and self._lengths is None:
             self._lengths = neighbours.lengths(self.path.weight)
         lengths = self._lengths if by == "cosine" else None
@@ -241,7 +353,7 @@ class HeadIndex:
         check_ids("ids", ids, len(self), len(self.weight))
         return ids.detach().to("cpu", torch.int64)
 
-    def _unchanged(self) -> None:
+    def _check_version(self) -> None:
         if self._version is not None and self.weight._version != self._version:
             raise LMHeadError(
                 "the table has changed since the index was built", "build the index anew"
@@ -254,7 +366,7 @@ class HeadIndex:
 
     def _rows(self, hidden: Tensor) -> Tensor:
         """Hidden states [n, d], row-major, on the CPU."""
-        self._unchanged()
+        self._check_version()
         if hidden.ndim == 0 or hidden.shape[-1] != self.d:
             raise LMHeadError(
                 f"hidden states of shape {tuple(hidden.shape)} do not fit an index of width "
