@@ -1,4 +1,4 @@
-"""Two tables beside each other without a map between them; and a table beside people's judgement."""
+"""Two tables beside each other without a map; a table beside people's judgement."""
 
 from __future__ import annotations
 

@@ -18,13 +18,13 @@ def norms(table: Floats) -> F64:
 
 def correlation(x: ArrayLike, y: ArrayLike) -> float | None:
     """Pearson's r; None where one side does not vary, or there are fewer than two values."""
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    if x.shape != y.shape or x.ndim != 1:
-        raise LMHeadError(f"two lists of one length are needed, got {x.shape} and {y.shape}")
-    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+    one, two = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    if one.shape != two.shape or one.ndim != 1:
+        raise LMHeadError(f"two lists of one length are needed, got {one.shape} and {two.shape}")
+    if len(one) < 2 or np.ptp(one) == 0 or np.ptp(two) == 0:
         return None
-    x, y = x - x.mean(), y - y.mean()
-    return float((x @ y) / np.sqrt((x @ x) * (y @ y)))
+    one, two = one - one.mean(), two - two.mean()
+    return float((one @ two) / np.sqrt((one @ one) * (two @ two)))
 
 
 def ranks(values: ArrayLike) -> F64:
@@ -49,11 +49,11 @@ def norm_frequency(lengths: ArrayLike, counts: ArrayLike) -> float | None:
         lengths: of the rows, [V].
         counts: how often each token stands in a text, [V].
     """
-    lengths, counts = np.asarray(lengths), np.asarray(counts)
-    if lengths.shape != counts.shape:
-        raise LMHeadError(f"{len(lengths):,} rows and {len(counts):,} counts")
-    seen = counts > 0
-    return correlation(lengths[seen], np.log(counts[seen]))
+    size, often = np.asarray(lengths), np.asarray(counts)
+    if size.shape != often.shape:
+        raise LMHeadError(f"{len(size):,} rows and {len(often):,} counts")
+    seen = often > 0
+    return correlation(size[seen], np.log(often[seen]))
 
 
 def singular_values(table: Floats, *, centre: bool = True) -> F64:
@@ -112,8 +112,8 @@ def mean_cosine(table: Floats) -> float:
     check_tables(table)
     total, own = np.zeros(table.shape[1]), 0.0
     for _, (rows,) in blocks(table):
-        rows = unit(rows)
-        total += rows.sum(0)
-        own += float((rows * rows).sum())
+        directions = unit(rows)
+        total += directions.sum(0)
+        own += float((directions * directions).sum())
     n = len(table)
     return float((total @ total - own) / (n * (n - 1)))
