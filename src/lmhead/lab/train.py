@@ -6,6 +6,7 @@ import gc
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from lmhead.errors import LMHeadError
 from lmhead.lab.augmented import ALPHA, TEMPERATURE, augmented_loss
 from lmhead.lab.heldout import write_losses
 from lmhead.lab.memory import PeakMemory
+from lmhead.lab.watch import Watch
 from lmhead.runs import RunFolder, fresh_folder, recover_folder
 
 CHECKPOINT_SHARE = 20  # a checkpoint may take a twentieth of the time to the next
@@ -51,6 +53,7 @@ class Training:
         threads: of torch on a CPU; a resumed run needs the same for the same numbers.
         loss: what is trained on, "plain" or "augmented"; validation is always plain.
         loss_alpha, loss_temperature: of the augmented loss.
+        watch: whether to look at the two ends on the way (`lmhead.lab.watch`).
     """
 
     steps: int
@@ -70,6 +73,7 @@ class Training:
     loss: str = "plain"
     loss_alpha: float = ALPHA
     loss_temperature: float = TEMPERATURE
+    watch: bool = True
 
     @property
     def tokens_per_step(self) -> int:
@@ -232,6 +236,8 @@ def train_job(
     def place() -> dict[str, Any]:
         return {**job, "step": progress.step, "tokens": progress.step * t.tokens_per_step}
 
+    watch = Watch(model, train, t.log_every) if t.watch else None
+
     def check_finite(**values: float) -> None:
         if not all(map(math.isfinite, values.values())):
             found = ", ".join(f"{name.replace('_', ' ')} {v}" for name, v in values.items())
@@ -254,7 +260,9 @@ def train_job(
         run.trim(arm, seed, progress.step)
     else:
         run.trim(arm, seed, -1)
-        validate(early)
+        at_start = {"initial_loss": mean_loss(validate(early))}
+        if watch:
+            run.append({"event": "ends", **place(), **watch.row(), **at_start})
 
     batches = Batches(train, t.batch_size, t.seq_len, seed)
     model.train()
@@ -262,9 +270,13 @@ def train_job(
     losses: list[Tensor] = []
     while progress.step < t.steps:
         measure = progress.step == WARM_STEPS - 1  # the first has no optimiser state yet
+        look = watch if watch and watch.due(progress.step + 1) and not measure else None
         with PeakMemory(model, optimizer, streams, active=measure) as memory:
-            loss = training_loss(model, batches(progress.step), t)
-            accelerator.backward(loss)
+            with look.looking() if look else nullcontext():
+                loss = training_loss(model, batches(progress.step), t)
+                accelerator.backward(loss)
+                if look:
+                    look.read_gradients()
             norm = accelerator.clip_grad_norm_(model.parameters(), t.clip)
             rate = schedule.get_last_lr()[0]
             optimizer.step()
@@ -276,6 +288,8 @@ def train_job(
         if progress.step <= WARM_STEPS:
             loss.item()  # waits for the device
             clock = time.perf_counter()
+        if look:
+            run.append({"event": "ends", **place(), **look.row()})
         last = progress.step == t.steps
         if progress.step % t.log_every and not last:
             show(progress.step, None)
