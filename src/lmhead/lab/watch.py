@@ -55,6 +55,7 @@ class Watch:
         self.log_counts = counts[self.seen].double().log()
         self.labels, self.bucket = frequency_buckets(counts)
         self._came_back: list[tuple[tuple[Any, ...], dict[str, Any], Tensor]] = []
+        self._listening = False
         self._gradient: dict[str, Any] | None = None
 
     def due(self, step: int) -> bool:
@@ -64,19 +65,18 @@ class Watch:
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Around one step's forward and backward pass: keeps what flows back into the rows read."""
-        self._came_back.clear()
-        self._gradient = None
+        self._came_back, self._listening, self._gradient = [], True, None
         hook = self.embedding.register_forward_hook(self._after_reading, with_kwargs=True)
         try:
             yield
         finally:
             hook.remove()
-            self._came_back.clear()
+            self._came_back, self._listening = [], False
 
     def _after_reading(
         self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor
     ) -> None:
-        if self.tied and out.requires_grad:
+        if self._listening and self.tied and out.requires_grad:
             keep = partial(self._keep, args, kwargs)
             out.register_hook(keep)  # type: ignore[no-untyped-call]
 
@@ -85,6 +85,7 @@ class Watch:
 
     def read_gradients(self) -> None:
         """Measure the gradients that the backward pass has just left; before clipping."""
+        self._listening = False  # the embedding is called once more for its own backward
         sides = self._sides()
         if sides is None:
             return
