@@ -202,6 +202,8 @@ def print_comparison(result: Comparison) -> None:
     """The table of arms, the pairs and the verdict, for people."""
     from rich.table import Table
 
+    from lmhead.lab.stats import percent
+
     out = console()
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")  # 80 wide
     table.add_column("arm")
@@ -226,7 +228,7 @@ def print_comparison(result: Comparison) -> None:
         interval = (
             "one seed, no interval"
             if pair.low is None or pair.high is None
-            else f"95 % interval {_range(pair.low, pair.high)}"
+            else f"{percent(pair.confidence)} interval {_range(pair.low, pair.high)}"
         )
         out.print(f"{pair.arm} − {pair.against}: {pair.difference:+.4f} nats/token ({interval})")
         if pair.text and pair.both:

@@ -204,18 +204,7 @@ def compare(
             if until_clear
             else {}
         ),
-        **(
-            {
-                "tune": {
-                    "grid": grid,
-                    "settings": settings_tried,
-                    "share": settings_tried / (settings_tried + most_seeds),
-                    "slice_tokens": chosen_on - 1,
-                }
-            }
-            if grid
-            else {}
-        ),
+        **({"tune": {"grid": grid, "slice_tokens": chosen_on - 1}} if grid else {}),
         "versions": _versions(),
         "machine": {
             "platform": platform.platform(),

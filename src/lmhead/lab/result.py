@@ -98,7 +98,9 @@ def summarise(run: str | Path | RunFolder) -> Comparison:
     config, rows = folder.config(), folder.rows()
     done = [row for row in rows if row["event"] == "done"]
     arms = {name: _arm(name, config, done) for name in config["arms"]}
-    tuning, looks = read_tuning(config, rows), read_looks(config, rows)
+    looks = read_looks(config, rows)
+    seeds = looks.seeds if looks else len(config["seeds"])
+    tuning = read_tuning(config, rows, seeds)
     margin, confidence = margin_of(config), looks.confidence if looks else CONFIDENCE
     tokens = read_token_losses(folder, [(row["arm"], row["seed"]) for row in done])
     pairs = all_pairs(
@@ -108,7 +110,6 @@ def summarise(run: str | Path | RunFolder) -> Comparison:
         confidence=confidence,
     )
     verdict, sentence = decide(pairs, config["saved_params"])
-    seeds = looks.seeds if looks else len(config["seeds"])
     jobs = len(arms) * seeds
     finished = len(done) == jobs and (looks is None or looks.stop != "")
     if not finished:

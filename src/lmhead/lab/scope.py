@@ -8,7 +8,7 @@ from typing import Any
 
 from lmhead.lab.heldout import TokenLosses
 from lmhead.lab.intervals import CONFIDENCE, RESAMPLES
-from lmhead.lab.stats import DEFAULT_MARGIN, Margin
+from lmhead.lab.stats import DEFAULT_MARGIN, Margin, percent
 from lmhead.lab.tried import Tuning
 from lmhead.runs import Row
 
@@ -46,8 +46,9 @@ class Looks:
         looks = f"{self.taken} look{'s'[: self.taken != 1]}"
         return (
             f"Seeds were added until clear, from {self.first} to at most {self.max_seeds}: "
-            f"{looks}, {STOPS[self.stop]}. Each interval is taken at {self.confidence:.2%}, so that all "
-            f"looks together hold at {CONFIDENCE:.0%} (repeated intervals, Jennison & Turnbull)."
+            f"{looks}, {STOPS[self.stop]}. Each interval is taken at {percent(self.confidence)}, "
+            f"so that all looks together hold at {percent(CONFIDENCE)} (repeated confidence "
+            "intervals)."
         )
 
 
@@ -85,9 +86,8 @@ def scope(config: Mapping[str, Any], tuning: Tuning | None = None) -> str:
         "lr": f"learning rate {training['lr']:g}",
         "init_std": f"tables' initial std {own}",
     }
-    fixed = ", ".join(
-        words for key, words in values.items() if not tuning or key not in tuning.grid
-    )
+    tuned = tuning.grid if tuning else {}
+    fixed = [words for key, words in values.items() if key not in tuned]
     if training.get("loss", "plain") != "plain":
         fixed.append(
             f"trained on the {training['loss']} loss "

@@ -256,15 +256,18 @@ def _more(pair: Pair) -> str:
     )
 
 
+def percent(confidence: float) -> str:
+    return f"{100 * confidence:.3g} %"
+
+
 def evidence(pair: Pair) -> str:
     """A pair's difference and its deciding interval, in words."""
     difference = f"{abs(pair.difference):.4f} nats a token"
     side = "below" if pair.difference < 0 else "above"
     if pair.both is None:
         return f"{pair.arm} ends {difference} {side} {pair.against} (1 seed)"
-    looks = " at every look" if pair.confidence > CONFIDENCE else ""
     interval = (
-        f"95 % interval{' over seeds and text' if pair.text else ''}{looks} "
+        f"{percent(pair.confidence)} interval{' over seeds and text' if pair.text else ''} "
         f"{pair.both[0]:+.4f} to {pair.both[1]:+.4f}, {pair.n} seeds"
     )
     found = f"{pair.difference:+.4f} nats a token, {interval}"

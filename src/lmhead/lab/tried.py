@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -34,7 +35,7 @@ class Tuning:
     Attributes:
         grid: the values tried, by key.
         settings: for each arm.
-        share: of all trainings (all are equally long) spent on the choice.
+        share: of the trainings so far planned (all are equally long), spent on the choice.
         slice_tokens: that the choice stands on, cut from the training side.
         arms: by name.
     """
@@ -55,17 +56,24 @@ class Tuning:
             for name, arm in self.arms.items()
             if arm.best
         )
-        edges = [f"{name}'s {edge}" for name, arm in self.arms.items() for edge in arm.edges]
-        beyond = f" {'; '.join(edges)}: the optimum may lie beyond what was tried." if edges else ""
+        edges = "; ".join(
+            f"{name}'s {', '.join(arm.edges)}" for name, arm in self.arms.items() if arm.edges
+        )
+        beyond = f" At the edge of what was tried, the optimum may lie beyond: {edges}."
         return (
             f"Each arm at its best of {self.settings} settings ({found}), chosen with one seed on "
             f"{self.slice_tokens:,} tokens of the training side, apart from the verdict's "
-            f"({self.share:.0%} of the trainings).{beyond}"
+            f"({100 * self.share:.0f} % of the trainings).{beyond if edges else ''}"
         )
 
 
-def read_tuning(config: Mapping[str, Any], rows: Sequence[Row]) -> Tuning | None:
-    """What a run's tuning tried, finished or not; None where it had none."""
+def read_tuning(config: Mapping[str, Any], rows: Sequence[Row], seeds: int) -> Tuning | None:
+    """What a run's tuning tried, finished or not; None where it had none.
+
+    Args:
+        config, rows: of the run.
+        seeds: that the verdict stands on.
+    """
     tune = config.get("tune")
     if not tune:
         return None
@@ -85,7 +93,8 @@ def read_tuning(config: Mapping[str, Any], rows: Sequence[Row]) -> Tuning | None
             tried=tuple(tried),
             edges=_edges(grid, best["setting"]) if best else (),
         )
-    return Tuning(grid, tune["settings"], tune["share"], tune["slice_tokens"], arms)
+    settings = math.prod(map(len, grid.values()))
+    return Tuning(grid, settings, settings / (settings + seeds), tune["slice_tokens"], arms)
 
 
 def _edges(grid: Mapping[str, Sequence[float]], best: Mapping[str, float]) -> tuple[str, ...]:
@@ -93,5 +102,5 @@ def _edges(grid: Mapping[str, Sequence[float]], best: Mapping[str, float]) -> tu
     for key, values in grid.items():
         for extreme, word in ((min(values), "smallest"), (max(values), "largest")):
             if best[key] == extreme:
-                found.append(f"{key} {extreme:g} is the {word} tried")
+                found.append(f"{key} {extreme:g} ({word})")
     return tuple(found)
