@@ -129,7 +129,7 @@ def test_watching_changes_no_bit(tmp_path, model, name):
     plan, base = planned(model, arms.ARMS)
     weights, rows = {}, {}
     for watch in (True, False):
-        run, first = job(tmp_path / str(watch), plan[name], base, settings_for(34, watch=watch))
+        run, _ = job(tmp_path / str(watch), plan[name], base, settings_for(34, watch=watch))
         folder = run.job_state(name, 0) / "model"
         weights[watch] = AutoModelForCausalLM.from_pretrained(folder)
         rows[watch] = run.rows()

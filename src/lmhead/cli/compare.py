@@ -117,6 +117,7 @@ Examples:
     metavar="KEY=V1,V2",
     help="Try values of lr, init_std or weight_decay with each arm, and take its best.",
 )
+@click.option("--no-watch", is_flag=True, help="Do not look at both ends on the way and after.")
 @click.option(
     "--precision",
     type=click.Choice(["auto", "fp32", "bf16"]),
@@ -183,6 +184,7 @@ def command(resume: str | None, as_json: bool, quiet: bool, **options: Any) -> N
                     until_clear=options["until_clear"],
                     max_seeds=options["max_seeds"],
                     tune=options["tune"],
+                    watch=not options["no_watch"],
                     precision=options["precision"],
                     device="cpu" if options["cpu"] else "auto",
                     out=run.path,

@@ -6,7 +6,7 @@ import datetime
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from lmhead.errors import LMHeadError, SourceError
 from lmhead.lab import plan
+from lmhead.lab.after import finish, keep_tables
 from lmhead.lab.arms import ARMS, Arm, build, draw, plan_arms
 from lmhead.lab.augmented import ALPHA, LOSSES, TEMPERATURE, check_augmented
 from lmhead.lab.configs import base_config, default_init_std, is_preset, portable, with_tie
@@ -84,6 +85,7 @@ def compare(
     until_clear: bool = False,
     max_seeds: int | None = None,
     tune: Sequence[str] = (),
+    watch: bool = True,
     precision: str = "auto",
     device: str = "auto",
     out: str | Path | None = None,
@@ -115,6 +117,7 @@ def compare(
             `tokens` is planned for all of `max_seeds`.
         tune: `lr=1e-3,2e-3`, `init_std=…` or `weight_decay=…`: values of which each arm gets its
             best, chosen on a slice of the training side; several make a grid.
+        watch: look at both ends while training and after (`lmhead.lab.watch`, `.after`).
         precision: `fp32`, `bf16`, or `auto`: bf16 on a GPU that has it.
         device: `cpu`, or `auto` for what accelerate finds.
         out: the run folder to make; None: `runs/compare-DATE-TIME`.
@@ -171,6 +174,7 @@ def compare(
         loss=loss,
         loss_alpha=loss_alpha,
         loss_temperature=loss_temperature,
+        watch=watch,
     )
     settings_tried = len(settings_of(grid))
     chosen_on = len(split(data.train, batch_size, seq_len)[1]) if grid else 0
@@ -295,7 +299,9 @@ def _work(
 
     best: dict[str, Setting] = {}
     if grid:
-        tuner = Tuner(run, base, init_std, grid, tokenizer, data.train, training)
+        tuner = Tuner(
+            run, base, init_std, grid, tokenizer, data.train, replace(training, watch=False)
+        )
         best = tuner(
             arms,
             lambda number, label, *at: show(
@@ -322,12 +328,16 @@ def _work(
                     loop,
                     lambda *at, moment=moment: show(moment(*at)),
                 )
+            if training.watch:
+                keep_tables(run, arm.name, seed)
             run.promote(arm.name)
 
     for seed in settings["seeds"]:
         train_seed(seed)
     if clear:
         add_seeds(run, len(settings["seeds"]), most_seeds, clear.get("budget"), train_seed, began)
+    if training.watch:
+        finish(run, data.train, data.valid, tokenizer)
     run.clear_state()
     return write_report(run)
 
