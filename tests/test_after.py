@@ -11,6 +11,7 @@ from lmhead import geometry as g
 from lmhead.lab import after
 from lmhead.lab import compare as lab
 from lmhead.lab.arms import ends
+from lmhead.lab.nearer import nearer
 from lmhead.runs import RunFolder
 
 SMALL = {
@@ -172,3 +173,33 @@ def test_saved_tables_are_the_models_ends(run):
     model = AutoModelForCausalLM.from_pretrained(run.model("untied"))
     for name, end in zip(("embedding", "head"), ends(model), strict=True):
         assert np.array_equal(saved["untied"][name], end.weight.detach().numpy())
+
+
+def a_pair(end, seed, other, value):
+    score = {"held_out": value}
+    return {
+        "first": "tied table", "second": f"untied {end}", "seed": seed, "other_seed": other,
+        "alignment": {"orthogonal": score, "linear": score}, "neighbours": value,
+    }  # fmt: skip
+
+
+def test_nearer_counts_pairs_of_different_seeds_alone():
+    pairs = [
+        a_pair("embedding", 0, 0, 0.9), a_pair("head", 0, 0, 0.1),
+        a_pair("embedding", 0, 1, 0.2), a_pair("head", 0, 1, 0.6),
+        a_pair("embedding", 1, 0, 0.4), a_pair("head", 1, 0, 0.2),
+    ]  # fmt: skip
+    (found,) = nearer(pairs)
+    assert (found.answer, found.same_seed, found.n) == ("head", False, 2)
+    rotation = found.measures["rotation"]
+    assert rotation == {"head": pytest.approx(0.4), "embedding": pytest.approx(0.3), "to_head": 1}
+    assert "2 pairs of models of different seeds" in found.sentence
+    (alone,) = nearer(pairs[:2])
+    assert (alone.answer, alone.same_seed) == ("embedding", True)
+    assert "start alike" in alone.sentence
+    assert nearer([{**pairs[0], "first": "untied embedding"}]) == []
+
+
+def test_the_answer_stands_in_the_file(run):
+    (one,) = after.read_geometry(run)["nearer"]
+    assert (one["arm"], one["untied"], one["same_seed"], one["n"]) == ("tied", "untied", False, 3)

@@ -130,6 +130,13 @@ def geometry(
         raise LMHeadError(f"--rows is {rows}, and must be at least 4")
     opened = [_Opened.open("A", a)] + ([] if b is None else [_Opened.open("B", b)])
     notes = [note for one in opened for note in one.notes]
+    runs = [_run_of(one.source.source) for one in opened]
+    if len(runs) == 2 and runs[0] is not None and runs[0] == runs[1]:
+        notes.append(
+            "A and B are arms of one run: those of one seed start from the same numbers (the tied "
+            "table from the untied embedding's), which looks like nearness; geometry.json in the "
+            "run has pairs of two seeds"
+        )
     ids, matched = _match(opened, notes)
     available = len(ids[0])
     if available < 4:
@@ -269,6 +276,12 @@ def _ends(found: Reading, notes: list[str], name: str) -> list[tuple[End, Table]
         notes.append(f"{name}: the head is stored transposed, and left out")
         tables.pop()
     return tables
+
+
+def _run_of(source: str) -> Path | None:
+    """The run folder whose arm a model folder is."""
+    parent = Path(source).absolute().parent
+    return parent if is_run(parent) else None
 
 
 def _match(opened: Sequence[_Opened], notes: list[str]) -> tuple[list[Ids], str]:

@@ -6,6 +6,7 @@
 rows, seen        tokens compared, of those that occur in training (the others hardly move)
 k, queries, pair_rows    of the neighbours and of the all-pairs correlation
 pairs             `PairFigures` of every two tables, with "seed" and "other_seed"
+nearer            whether a tied table lies nearer to the untied head or the untied embedding
 means             for first, second and same_seed: the mean over seeds of the figures above
 tables            `TableFigures` of each saved model's tables, with "arm" and "spectrum"
 words             a few frequent tokens and their nearest neighbours in each of those tables
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
 from statistics import fmean
@@ -32,6 +34,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from lmhead.geometry import compare_tables, describe_table, nearest, singular_values
 from lmhead.lab.arms import ends
+from lmhead.lab.nearer import nearer
 from lmhead.runs import RunFolder, write_atomic, write_bytes_atomic
 
 SCHEMA_VERSION = 1
@@ -111,6 +114,7 @@ def finish(
         "pair_rows": min(PAIR_ROWS, len(chosen)),
         "pairs": pairs,
         "means": means(pairs),
+        "nearer": [asdict(one) for one in nearer(pairs)],
         "tables": [
             {
                 "arm": arm,
