@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lmhead import geometry as g
-from lmhead.lab import after
+from lmhead.lab import after, shown
 from lmhead.lab import compare as lab
 from lmhead.lab.arms import ends
 from lmhead.lab.nearer import nearer
@@ -116,12 +116,12 @@ def test_neighbours_of_frequent_words(run):
     for word in found["words"]:
         assert set(word["neighbours"]) == {"tied table", "untied embedding", "untied head"}
         at = np.flatnonzero(seen == word["id"])
-        near = g.nearest(saved["untied"]["head"][seen], after.WORD_NEIGHBOURS, at)[0]
+        near = g.nearest(saved["untied"]["head"][seen], shown.WORD_NEIGHBOURS, at)[0]
         assert word["neighbours"]["untied head"] == [tokenizer.decode([seen[j]]) for j in near]
 
 
 def test_examples_are_what_the_models_write(run):
-    (entry,) = after.examples(run, ["今天天气", ""], k=4)
+    (entry,) = shown.examples(run, ["今天天气", ""], k=4)
     assert set(entry["arms"]) == {"tied", "untied"}
     for arm, tokens in entry["arms"].items():
         model = AutoModelForCausalLM.from_pretrained(run.model(arm))
@@ -132,7 +132,7 @@ def test_examples_are_what_the_models_write(run):
         assert [token["id"] for token in tokens] == i[:4].tolist()
         assert [token["probability"] for token in tokens] == pytest.approx(p[:4].tolist(), rel=1e-5)
     stored = after.read_geometry(run)["examples"]
-    assert len(stored) == after.PROMPTS
+    assert len(stored) == shown.PROMPTS
     assert all(set(example["arms"]) == {"tied", "untied"} for example in stored)
 
 

@@ -174,6 +174,7 @@ def geometry(
         tables.append(describe_table(name, values, None if often is None else often[at]))
         if words is not None:
             judged.append(judge_words(name, one.checkpoint, table, words))
+    known: dict[str, Ids] = {}
     pairs = [
         compare_tables(
             (named[i][0], loaded[i]),
@@ -181,6 +182,7 @@ def geometry(
             k=k,
             seed=seed,
             ends=named[i][1] is named[j][1],
+            known=known,
         )
         for i in range(len(named))
         for j in range(i + 1, len(named))

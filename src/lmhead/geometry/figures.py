@@ -26,7 +26,7 @@ from lmhead.geometry.shape import (
     singular_values,
 )
 
-QUERIES = 8_192  # rows whose neighbours are looked up (among all rows)
+QUERIES = 4_096  # rows whose neighbours are looked up (among all rows)
 PAIR_ROWS = 2_048  # rows whose similarities are compared pair by pair
 
 
@@ -132,6 +132,7 @@ def compare_tables(
     ends: bool = False,
     queries: int = QUERIES,
     pair_rows: int = PAIR_ROWS,
+    known: dict[str, NDArray[np.int64]] | None = None,
 ) -> PairFigures:
     """The figures of two tables [n, d] and [n, e], each with its name.
 
@@ -140,6 +141,8 @@ def compare_tables(
         seed: of the halves and the samples.
         ends: whether they are the embedding and the head (in this order) of one model.
         queries, pair_rows: how many rows to sample for what grows with their square.
+        known: neighbours by the table's name, kept here for the next pair with the same tables,
+            k, seed and queries.
 
     Raises:
         LMHeadError: no tables with the same rows, k out of range, or numbers that are not finite.
@@ -149,7 +152,11 @@ def compare_tables(
     n = len(a)
     order = np.random.default_rng([seed, 1]).permutation(n)
     asked, paired = np.sort(order[:queries]), np.sort(order[:pair_rows])
-    shared = overlap(nearest(a, k, asked), nearest(b, k, asked))
+    known = {} if known is None else known
+    for table, values in (first, second):
+        if table not in known:
+            known[table] = nearest(values, k, asked)
+    shared = overlap(known[name], known[other])
     return PairFigures(
         first=name,
         second=other,
