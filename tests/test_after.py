@@ -197,6 +197,8 @@ def test_nearer_counts_pairs_of_different_seeds_alone():
     (alone,) = nearer(pairs[:2])
     assert (alone.answer, alone.same_seed) == ("embedding", True)
     assert "start alike" in alone.sentence
+    close = [a_pair("embedding", 0, 1, 0.3), a_pair("head", 0, 1, 0.305)]
+    assert nearer(close)[0].answer == "unclear"
     assert nearer([{**pairs[0], "first": "untied embedding"}]) == []
 
 

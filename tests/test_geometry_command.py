@@ -55,6 +55,20 @@ def test_two_models_and_every_pair_of_their_tables(models):
     assert (found.rows, found.available, found.matched) == (V, V, "id")
 
 
+def test_tables_without_relation_are_not_called_near(models):
+    files.write(models / "a", {EMBED: files.table(3000, 8, 5)}, TIED)
+    ends = {EMBED: files.table(3000, 8, 6), HEAD: files.table(3000, 8, 7)}
+    files.write(models / "b", ends, UNTIED)
+    said = geometry(models / "a", models / "b").sentences[-1]
+    assert said.startswith("A table lies no nearer to one end of B than to the other")
+
+
+def test_arms_of_one_run_are_said_to_start_alike(models):
+    (models / "config.toml").write_text("")
+    found = geometry(models / "tied", models / "untied")
+    assert any("start from the same numbers" in note for note in found.notes)
+
+
 def test_one_model_alone(models):
     found = geometry(models / "untied")
     assert [t.name for t in found.tables] == ["embedding", "head"]

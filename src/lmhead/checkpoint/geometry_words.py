@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lmhead.geometry import PairFigures, TableFigures
+from lmhead.geometry import LEAST_GAP, PairFigures, TableFigures
 
 
 def sentence_of_table(t: TableFigures) -> str:
@@ -36,7 +36,7 @@ def nearer(pairs: Sequence[PairFigures]) -> tuple[str, ...]:
     """Whether a tied table lies nearer to the other model's head or to its embedding.
 
     Said by each of three measures that need no common starting point: rotation and least squares
-    on rows held out, neighbours.
+    on rows held out, neighbours. A difference below 0.01 does not count.
     """
     found = []
     by_name = {(p.first, p.second): p for p in pairs}
@@ -57,12 +57,21 @@ def nearer(pairs: Sequence[PairFigures]) -> tuple[str, ...]:
             "least squares": (embedding.alignment.linear.held_out, head.alignment.linear.held_out),
             "neighbours": (embedding.neighbours, head.neighbours),
         }
-        to_head = [name for name, (e, w) in measures.items() if w > e]
+        to_head = [name for name, (e, w) in measures.items() if w - e > LEAST_GAP]
+        to_embedding = [name for name, (e, w) in measures.items() if e - w > LEAST_GAP]
         figures = ", ".join(f"{name} {w:.3f} against {e:.3f}" for name, (e, w) in measures.items())
-        where = {0: "embedding", len(measures): "head"}.get(len(to_head))
-        if where:
-            said = f"{table} lies nearer to {other} {where} by all three measures"
+        if len(to_head) == len(measures):
+            said = f"{table} lies nearer to {other} head by all three measures"
+        elif len(to_embedding) == len(measures):
+            said = f"{table} lies nearer to {other} embedding by all three measures"
+        elif not to_head and not to_embedding:
+            said = f"{table} lies no nearer to one end of {other} than to the other"
         else:
-            said = f"{table} lies nearer to {other} head by {', '.join(to_head)} only"
+            sides = [
+                f"to {other} {end} by {' and '.join(names)}"
+                for end, names in (("head", to_head), ("embedding", to_embedding))
+                if names
+            ]
+            said = f"{table} lies nearer {', '.join(sides)}, which is no clear answer"
         found.append(f"{said} (head against embedding: {figures}).")
     return tuple(found)

@@ -6,7 +6,13 @@ whose size is stated.
 """
 
 from lmhead.geometry.align import Alignment, Score, align
-from lmhead.geometry.figures import PairFigures, TableFigures, compare_tables, describe_table
+from lmhead.geometry.figures import (
+    LEAST_GAP,
+    PairFigures,
+    TableFigures,
+    compare_tables,
+    describe_table,
+)
 from lmhead.geometry.neighbours import nearest, overlap
 from lmhead.geometry.pairs import (
     Distance,
@@ -27,6 +33,7 @@ from lmhead.geometry.shape import (
 )
 
 __all__ = [
+    "LEAST_GAP",
     "Alignment",
     "Distance",
     "EffectiveRank",

@@ -27,6 +27,7 @@ from lmhead.geometry.shape import (
 )
 
 QUERIES = 4_096  # rows whose neighbours are looked up (among all rows)
+LEAST_GAP = 0.01  # of two cosines or shares: less is not called nearer
 PAIR_ROWS = 2_048  # rows whose similarities are compared pair by pair
 
 

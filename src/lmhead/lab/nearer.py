@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from lmhead.geometry import LEAST_GAP
+
 
 @dataclass(frozen=True)
 class Nearer:
@@ -23,7 +25,8 @@ class Nearer:
         n: pairs of models.
         measures: for each measure `head` and `embedding` (means), and `to_head`, the number of
             pairs in which the head is nearer.
-        answer: "head" or "embedding" where all measures agree in the mean, else "unclear".
+        answer: "head" or "embedding" where all measures agree in the mean, by more than 0.01 each,
+            else "unclear".
         sentence: in words.
     """
 
@@ -72,8 +75,12 @@ def _answer(
             "embedding": fmean(embedding for _, embedding in values),
             "to_head": sum(head > embedding for head, embedding in values),
         }
-    to_head = [name for name, m in measures.items() if m["head"] > m["embedding"]]
-    answer = {0: "embedding", len(measures): "head"}.get(len(to_head), "unclear")
+    gaps = [m["head"] - m["embedding"] for m in measures.values()]
+    answer = "unclear"
+    if min(gaps) > LEAST_GAP:
+        answer = "head"
+    elif max(gaps) < -LEAST_GAP:
+        answer = "embedding"
     figures = ", ".join(
         f"{name} {m['head']:.3f} against {m['embedding']:.3f}" for name, m in measures.items()
     )
