@@ -148,7 +148,7 @@ def test_margin_is_relative_or_in_nats():
     assert str(Margin.parse(" 2 %")) == "2 %"
     assert str(Margin.parse("0.01")) == "0.01 nats"
     for bad in ("0", "-1%", "nan", "1 nat", "", "%", "1e999"):
-        with pytest.raises(LMHeadError, match="no share such as 0.5%"):
+        with pytest.raises(LMHeadError, match="no share such as"):
             Margin.parse(bad)
 
 
