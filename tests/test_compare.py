@@ -467,6 +467,11 @@ def test_command_prints_the_verdict_and_the_next_steps(text, tmp_path):
     assert again.stdout == done.stdout
     for piece in ("nats/tok", "tied − untied:", "95 % interval", "report.html", "One setting:"):
         assert piece in done.stdout
+    assert "over seeds and text" in done.stdout
+    for by, label in (("frequency", "10–99"), ("position", "9–16")):
+        shown = cli("report", out, "--by", by).stdout
+        assert label in shown
+        assert "tied − untied" in shown
     assert "6/6 tied-wide, seed 1: 25 steps" in done.stderr
     assert "Warning" not in done.stderr
     data = json.loads(cli("report", out, "--json").stdout)
