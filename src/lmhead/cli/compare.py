@@ -258,22 +258,23 @@ def print_buckets(result: Comparison, buckets: Sequence[Bucket]) -> None:
     if not buckets:
         out.print("This run kept no losses of tokens.")
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("tokens")
     for name in ("share", *result.arms):
         table.add_column(name, justify="right")
     for pair in result.pairs:
-        table.add_column(f"{pair.arm} − {pair.against}")
+        table.add_column(f"{pair.arm} − {pair.against}", no_wrap=True)
     for bucket in buckets:
         losses = [_number(bucket.nll.get(name), 4) for name in result.arms]
         pairs = [
-            f"{pair.difference:+.4f}" + (f" ({_range(*pair.both)})" if pair.both else "")
+            f"{pair.difference:+.4f}"
+            + (f" ±{(pair.both[1] - pair.both[0]) / 2:.4f}" if pair.both else "")
             for pair in bucket.pairs
         ]
         table.add_row(bucket.label, f"{100 * bucket.share:.1f} %", *losses, *pairs)
     out.print(table)
     out.print()
-    out.print("Nats a token; in brackets the interval over seeds and text.")
+    out.print("Nats a token; ±: half the interval over seeds and text.")
 
 
 def _verdicts(pairs: Sequence[Pair]) -> Table:
