@@ -93,7 +93,7 @@ def test_tuning_is_told(tuned):
     assert page.count("chosen</td>") == 2
 
 
-@pytest.mark.parametrize("at", [30, 90])
+@pytest.mark.parametrize("at", [30, pytest.param(90, marks=pytest.mark.slow)])
 def test_stopped_tuning_is_carried_on(tuned, text, tmp_path, monkeypatch, at):
     monkeypatch.setattr(plan, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(train, "CHECKPOINT_SHARE", 0)
