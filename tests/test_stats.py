@@ -99,13 +99,13 @@ def test_undecided():
     ("low", "high", "verdict", "words"),
     [
         (-0.30, -0.20, "better", "better by more than the margin"),
-        (-0.30, -0.05, "better", "better, margin not cleared"),
+        (-0.30, -0.05, "better", "better, maybe within the margin"),
         (-0.30, 0.05, "not enough evidence", "not enough evidence"),
         (-0.05, 0.05, "equivalent", "equivalent"),
-        (-0.08, -0.02, "equivalent", "equivalent (better, but by less than the margin)"),
-        (0.02, 0.08, "equivalent", "equivalent (worse, but by less than the margin)"),
+        (-0.08, -0.02, "equivalent", "equivalent (better, within the margin)"),
+        (0.02, 0.08, "equivalent", "equivalent (worse, within the margin)"),
         (-0.05, 0.15, "not enough evidence", "not enough evidence"),
-        (0.05, 0.30, "worse", "worse, margin not cleared"),
+        (0.05, 0.30, "worse", "worse, maybe within the margin"),
         (0.11, 0.30, "worse", "worse by more than the margin"),
         (None, None, "not enough evidence", "not enough evidence"),
     ],
@@ -148,7 +148,7 @@ def test_margin_is_relative_or_in_nats():
     assert str(Margin.parse(" 2 %")) == "2 %"
     assert str(Margin.parse("0.01")) == "0.01 nats"
     for bad in ("0", "-1%", "nan", "1 nat", "", "%", "1e999"):
-        with pytest.raises(LMHeadError, match="no share such as 0.5%"):
+        with pytest.raises(LMHeadError, match="no share such as"):
             Margin.parse(bad)
 
 

@@ -14,7 +14,13 @@ from click.core import ParameterSource
 from lmhead.cli.output import console, print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from lmhead.lab.breakdown import Bucket
     from lmhead.lab.result import Comparison
+    from lmhead.lab.stats import Pair
 
 
 class Duration(click.ParamType[float]):
@@ -233,12 +239,9 @@ def print_comparison(result: Comparison) -> None:
             else f"{percent(pair.confidence)} interval {_range(pair.low, pair.high)}"
         )
         out.print(f"{pair.arm} − {pair.against}: {pair.difference:+.4f} nats/token ({interval})")
-        if pair.text and pair.both:
-            out.print(
-                f"  over text {_range(*pair.text)}, over both {_range(*pair.both)}: {pair.in_words}"
-            )
-        elif pair.both:
-            out.print(f"  {pair.in_words}")
+    if any(pair.both for pair in result.pairs):
+        out.print()
+        out.print(_verdicts(result.pairs))
     out.print()
     out.print(result.sentence, style="bold")
     out.print(result.scope)
@@ -247,6 +250,50 @@ def print_comparison(result: Comparison) -> None:
     out.print(f"Report: {result.run}/report.html", soft_wrap=True)
     if result.jobs_done:
         out.print(f"Next:   lmhead predict {shlex.quote(result.run)} TEXT", soft_wrap=True)
+
+
+def print_buckets(result: Comparison, buckets: Sequence[Bucket]) -> None:
+    """The loss of each arm in parts of the held-out tokens, and the pairs' differences there."""
+    from rich.table import Table
+
+    out = console()
+    if not buckets:
+        out.print("This run kept no losses of tokens.")
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("tokens")
+    for name in ("share", *result.arms):
+        table.add_column(name, justify="right")
+    for pair in result.pairs:
+        table.add_column(f"{pair.arm} − {pair.against}", no_wrap=True)
+    for bucket in buckets:
+        losses = [_number(bucket.nll.get(name), 4) for name in result.arms]
+        pairs = [
+            f"{pair.difference:+.4f}"
+            + (f" ±{(pair.both[1] - pair.both[0]) / 2:.4f}" if pair.both else "")
+            for pair in bucket.pairs
+        ]
+        table.add_row(bucket.label, f"{100 * bucket.share:.1f} %", *losses, *pairs)
+    out.print(table)
+    out.print()
+    out.print("Nats a token; ±: half the interval over seeds and text.")
+
+
+def _verdicts(pairs: Sequence[Pair]) -> Table:
+    """The intervals over text and over both, and what follows from them, pair by pair."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("pair", "over text", "over seeds and text", "verdict"):
+        table.add_column(name)
+    for pair in pairs:
+        table.add_row(
+            f"{pair.arm} − {pair.against}",
+            _range(*pair.text) if pair.text else "–",
+            _range(*pair.both) if pair.both else "–",
+            pair.in_words,
+        )
+    return table
 
 
 def _range(low: float, high: float) -> str:

@@ -100,7 +100,7 @@ def scope(config: Mapping[str, Any], tuning: Tuning | None = None) -> str:
     setting = ", ".join([on, *fixed])
     if tuning is None:
         return (
-            f"One setting, untuned: {setting}. Budget, rate and initial scale can turn the answer."
+            f"One setting: {setting}, untuned. Budget, rate and initial scale can turn the answer."
         )
     return f"{setting}. {tuning.sentence()} The budget can turn the answer."
 

@@ -48,6 +48,7 @@ class Margin:
         return f"{100 * self.value:g} %" if self.relative else f"{self.value:g} nats"
 
 
+MAYBE = ", maybe within the margin"
 DEFAULT_MARGIN = Margin(0.005, True)
 
 
@@ -106,13 +107,12 @@ class Pair:
         """The verdict, and how it stands to the margin."""
         measured = self.outcome in ("better", "worse")
         if self.verdict == "equivalent":
-            inside = f" ({self.outcome}, but by less than the margin)" if measured else ""
+            inside = f" ({self.outcome}, within the margin)" if measured else ""
             return f"equivalent{inside}"
         if self.both is None or not measured:
             return self.verdict
-        least = min(abs(self.both[0]), abs(self.both[1]))
-        more = least > self.margin
-        return f"{self.verdict}{' by more than the margin' if more else ', margin not cleared'}"
+        more = min(abs(self.both[0]), abs(self.both[1])) > self.margin
+        return f"{self.verdict} by more than the margin" if more else f"{self.verdict}{MAYBE}"
 
     def to_dict(self) -> dict[str, Any]:
         return {
