@@ -98,8 +98,8 @@ def token_text(tokenizer: Any, i: int, before: int | None = None) -> tuple[str, 
     decoder = repr(getattr(backend, "decoder", ""))
     if backend is not None and backend.decoder is None:
         return piece, "text"  # decoding would only join the pieces with spaces
-    if "ByteLevel" in decoder and all(c in _BYTE_OF for c in piece):
-        return _from_bytes(bytes(_BYTE_OF[c] for c in piece))
+    if "ByteLevel" in decoder and all(c in BYTE_OF for c in piece):
+        return _from_bytes(bytes(BYTE_OF[c] for c in piece))
     if re.fullmatch(r"<0x[0-9A-F]{2}>", piece):
         return _from_bytes(bytes([int(piece[3:5], 16)]))
     plain: dict[str, Any] = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
@@ -125,4 +125,4 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
 
 
-_BYTE_OF = _byte_alphabet()
+BYTE_OF = _byte_alphabet()

@@ -66,6 +66,28 @@ def read_gguf(path: Path) -> Header:
         raise SourceError(f"{path}: cannot be read: {error}") from error
 
 
+def read_tokens(path: Path) -> list[str] | None:
+    """The texts of a GGUF file's tokens as they stand there, by id; None where it holds none.
+
+    Raises:
+        SourceError: the header is cut or corrupt.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        skim = _Skim(path, data)
+        try:
+            skim.at += 8  # the number of tensors
+            for _ in range(skim.scalar(10)):
+                if skim.text() != TOKENS:
+                    skim.value("", {})
+                elif (skim.scalar(4), skim.scalar(4)) == (_ARRAY, _TEXT):
+                    return [skim.text(MAX_TEXT) for _ in range(skim.scalar(10))]
+                else:
+                    raise skim.corrupt(f"{TOKENS} is no array of texts")
+        except _CUT as error:
+            raise skim.corrupt("it goes on beyond its end") from error
+    return None
+
+
 def parse_gguf(path: Path, data: Buffer, size: int, local: bool = True) -> Header:
     """A header from a file's first bytes (all of the header at least) and its whole size.
 

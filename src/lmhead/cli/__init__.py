@@ -23,6 +23,7 @@ COMMANDS = {
     "compare": "Train the model both ways on your text and get a verdict with evidence.",
     "report": "Make a run's report.html and verdict again, without training.",
     "predict": "Show a model's next-token table, each logit split into length and direction.",
+    "geometry": "How a checkpoint's tables lie, alone and beside those of another.",
     "inspect": "What a checkpoint really holds at its two ends: the verdict, and why.",
     "check": "What is wrong in a checkpoint, one line a finding; exit 1 if there is any.",
     "fix": "Mend what `check` finds, where one repair loses nothing.",
