@@ -252,9 +252,10 @@ class Laws:
         return _band(float(point[0]), drawn)
 
     def crossing(self, arm: str, against: str, limit: float) -> Crossing | None:
-        """Where the two laws cross, if the difference is settled on both sides, with opposite signs.
+        """Where the two laws cross, if the difference has one sign before and the other after.
 
-        Looked for between the smallest and the largest measured size, then up to the limit.
+        Both signs must be settled: the intervals of the difference exclude zero. Looked for
+        between the smallest and the largest measured size, then up to the limit.
         """
         for high in (self.largest, limit):
             before = self.difference(arm, against, self.smallest).sign
