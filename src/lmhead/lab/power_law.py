@@ -328,8 +328,11 @@ def _refusals(
             f"{noise / math.sqrt(seeds):.4f} (p = {misfit_p:.2g})"
         )
     shown = f"the exponent's interval [{exponent.low:.2g}, {exponent.high:.2g}]"
-    if exponent.low <= LEAST_EXPONENT:
-        found.append(f"{shown} reaches zero: no fall with size is certain")
-    if exponent.high >= MOST_EXPONENT:
+    flat, steep = exponent.low <= LEAST_EXPONENT, exponent.high >= MOST_EXPONENT
+    if flat and steep:
+        found.append(f"{shown} is all that was looked at: the losses do not tell it")
+    elif flat:
+        found.append(f"{shown} reaches zero: nothing shows a power law")
+    elif steep:
         found.append(f"{shown} has no upper bound: where the fall ends is not seen")
     return found
