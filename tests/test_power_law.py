@@ -136,7 +136,7 @@ GOOD = law(N0 * 4.0 ** np.arange(6), 2.0, 1.0, 0.5)
         (GOOD[:4], {}, None),
         (GOOD[:3], {}, "tied: 3 sizes: a law of three parameters passes through any three points"),
         (GOOD[:4], {"seeds": 1}, "one seed and 4 sizes leave the noise unknown"),
-        (GOOD + [0, 1e-3, 0, -1e-3, 0, 1e-3], {"seeds": 1}, None),
+        (GOOD + 1e-3 * np.array([0, 1, 0, -1, 0, 1]), {"seeds": 1}, None),
         ([3, 2.5, 2.6, 2.2], {}, "the loss rises from 2.5000 at 400,000 parameters to 2.6000"),
         ([3, 2.5, 2.5, 2.125], {}, "nats off the law where the seeds differ by 0.0012"),
         ([3, 2.5, 2.25, 2.12], {"noise": 0.5}, "has no upper bound"),

@@ -13,7 +13,7 @@ from lmhead.lab.power_law import Band, Crossing, Laws
 if TYPE_CHECKING:
     from lmhead.lab.scale_result import Forecast, Pairing, Scaling
 
-UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 LOOKED_AT = 33  # sizes where a difference is asked for its sign
 
 
@@ -21,7 +21,8 @@ def amount(value: float) -> str:
     """1234567 → 1.2M; as `--predict` takes it."""
     for limit, unit in UNITS:
         if value >= limit * 0.9995:
-            return f"{value / limit:.3g}{unit}"
+            number = value / limit
+            return f"{number:.3g}{unit}" if number < 999.5 else f"{number:.0f}{unit}"
     return f"{value:.3g}"
 
 
