@@ -134,7 +134,11 @@ GOOD = law(N0 * 4.0 ** np.arange(6), 2.0, 1.0, 0.5)
     ("values", "options", "message"),
     [
         (GOOD[:4], {}, None),
-        (GOOD[:3], {}, "tied: 3 sizes: a law of three parameters passes through any three points"),
+        (
+            GOOD[:3],
+            {},
+            "tied: 3 sizes, and a law of three parameters passes through any three points",
+        ),
         (GOOD[:4], {"seeds": 1}, "one seed and 4 sizes leave the noise unknown"),
         (GOOD + 1e-3 * np.array([0, 1, 0, -1, 0, 1]), {"seeds": 1}, None),
         ([3, 2.5, 2.6, 2.2], {}, "the loss rises from 2.5000 at 400,000 parameters to 2.6000"),

@@ -200,6 +200,7 @@ def test_a_refused_law_leaves_what_was_measured(finished, tmp_path):
     result = write_scale_report(tmp_path / "r")
     assert result.sentence.startswith("No forecast for ")
     assert "tied: the exponent's interval" in result.sentence
+    assert result.refusals == tuple(f"tied: {r}" for r in result.laws.arms["tied"].refusals)
     assert "Measured: tied − untied -0.7" in result.sentence
     assert "; the sign turns between " in result.sentence
     assert not result.forecasts[0].arms

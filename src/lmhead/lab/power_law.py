@@ -231,15 +231,17 @@ class Laws:
             noise=noise,
             residual=residual,
             misfit_p=p,
-            refusals=tuple(
-                f"{name}: {reason}"
-                for reason in _refusals(sizes, means, noise, seeds, freedom, exponent, p, residual)
-            ),
+            refusals=tuple(_refusals(sizes, means, noise, seeds, freedom, exponent, p, residual)),
         )
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        return tuple(reason for arm in self.arms.values() for reason in arm.refusals)
+        """Why no law is to be carried on, each reason once with the arms that it stands for."""
+        found: dict[str, list[str]] = {}
+        for name, arm in self.arms.items():
+            for reason in arm.refusals:
+                found.setdefault(reason, []).append(name)
+        return tuple(f"{' and '.join(names)}: {reason}" for reason, names in found.items())
 
     def loss(self, arm: str, n: float) -> Band:
         """What the law says at a size, nats: the mean over seeds, not one training."""
@@ -304,13 +306,14 @@ def _refusals(
     k = len(sizes)
     if k < LEAST_SIZES:
         return [
-            f"{k} sizes: a law of three parameters passes through any three points, so nothing "
-            f"is left to contradict it (at least {LEAST_SIZES} sizes)"
+            f"{k} sizes, and a law of three parameters passes through any three points: nothing "
+            f"is left to contradict it, and only the measured differences stand (it takes "
+            f"{LEAST_SIZES} sizes)"
         ]
     if seeds < 2 and k - 3 < LEAST_FREEDOM:
         return [
             f"one seed and {k} sizes leave the noise unknown "
-            f"(at least 2 seeds, or {LEAST_FREEDOM + 3} sizes)"
+            f"(it takes 2 seeds, or {LEAST_FREEDOM + 3} sizes)"
         ]
     from scipy import stats
 

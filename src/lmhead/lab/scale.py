@@ -102,6 +102,7 @@ def scale(
             is, for all widths.
     """
     began = time.monotonic() if started is None else started
+    lab._prepare()
     folder = Path(out or default_out())
     refuse_existing(folder)
     if split not in SPLITS:
