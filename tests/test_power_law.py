@@ -137,7 +137,7 @@ GOOD = law(N0 * 4.0 ** np.arange(6), 2.0, 1.0, 0.5)
         (
             GOOD[:3],
             {},
-            "tied: 3 sizes, and a law of three parameters passes through any three points",
+            "tied: 3 sizes, and a law of three parameters passes through any three",
         ),
         (GOOD[:4], {"seeds": 1}, "one seed and 4 sizes leave the noise unknown"),
         (GOOD + 1e-3 * np.array([0, 1, 0, -1, 0, 1]), {"seeds": 1}, None),

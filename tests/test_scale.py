@@ -16,8 +16,9 @@ from lmhead.lab import scale as lab
 from lmhead.lab.configs import base_config
 from lmhead.lab.plan import RESERVE
 from lmhead.lab.result import summarise
+from lmhead.lab.scale_budget import Trial, fitting, with_tokens
 from lmhead.lab.scale_report import write_scale_report
-from lmhead.lab.scale_result import reach, read_scale
+from lmhead.lab.scale_result import reach, read_scale, read_settings
 from lmhead.lab.scale_words import amount
 from lmhead.lab.widths import plan_widths
 from lmhead.runs import RunFolder
@@ -240,6 +241,37 @@ def test_page_needs_no_torch_and_escapes(finished, tmp_path):
     assert "<script>" not in (copy / "scale.html").read_text("utf-8")
 
 
+def test_widths_are_added_as_the_first_were(finished, tmp_path, monkeypatch):
+    out, result, _ = finished
+    folder = tmp_path / "r"
+    shutil.copytree(out, folder)
+    with pytest.raises(LMHeadError, match=r"--widths \[16\]: .* has them already"):
+        lab.resume(folder, widths=[16, 40])
+    with pytest.raises(LMHeadError, match="2 new widths need as many numbers"):
+        lab.resume(folder, widths=[40, 48], layers=[1])
+    trained = []
+    monkeypatch.setattr(lab.lab, "train_job", lambda run, arm, seed, *_: trained.append(run.path))
+    monkeypatch.setattr(RunFolder, "promote", lambda *_: None)
+    wider = lab.resume(folder, widths=[40])
+    assert not wider.finished
+    assert trained == [folder / "width-40"] * 4
+    assert [size.width for size in wider.sizes] == [*WIDTHS, 40]
+    assert wider.sizes[:4] == result.sizes
+    assert wider.sizes[4].tokens == result.sizes[0].tokens
+    assert wider.sizes[4].layers == 1
+    settings = read_settings(folder)
+    settings["split"] = "parameters"
+    each = lab._widened(folder, settings, [48], [1])
+    assert [width.width for width in each] == [*WIDTHS, 40, 48]
+    ratio = each[5].tokens / each[4].tokens
+    totals = [width.params["untied"]["total"] for width in each]
+    assert ratio == pytest.approx(totals[5] / totals[4], rel=1e-2)
+    assert each[4].tokens == result.sizes[0].tokens, "what is trained stays"
+    del settings["widths"][0]
+    with pytest.raises(LMHeadError, match=r"--widths 8: \d+ tokens are as many a parameter"):
+        lab._widened(folder, settings, [8], [1])
+
+
 @pytest.mark.parametrize("model", ["llama", "gpt2", "qwen3", "gemma3"])
 def test_widths_keep_the_proportions(model):
     arms = ("tied", "untied")
@@ -261,26 +293,26 @@ def test_widths_keep_the_proportions(model):
 
 def test_tokens_are_split_as_asked():
     found, _ = plan_widths("llama", [], [48, 96, 192], None, ("tied", "untied"), 500, 16, 1e-3, 1)
-    alike = lab._with_tokens(found, "tokens", 10_000, 100)
+    alike = with_tokens(found, "tokens", 10_000, 100)
     assert [width.tokens for width in alike] == [10_000] * 3
-    each = lab._with_tokens(found, "parameters", 10_000, 100)
+    each = with_tokens(found, "parameters", 10_000, 100)
     ratios = [width.tokens / width.params["untied"]["total"] for width in each]
     assert ratios == pytest.approx([ratios[0]] * 3, rel=1e-3)
     assert each[2].tokens == 10_000
     with pytest.raises(LMHeadError, match=r"--tokens 1,000 leaves .* at least 900 are needed"):
-        lab._with_tokens(found, "parameters", 1000, 900)
+        with_tokens(found, "parameters", 1000, 900)
 
 
 @pytest.mark.parametrize("split", lab.SPLITS)
 def test_a_budget_is_filled(split):
     found, _ = plan_widths("llama", [], [48, 96, 192], None, ("tied", "untied"), 500, 16, 1e-3, 1)
-    trials = [lab._Trial(1.0, 1e-4 * 2**i) for i in range(3)]
-    tokens = lab._fitting(found, trials, 3, split, 300.0, 1000)
-    planned = lab._with_tokens(found, split, tokens, 1000)
+    trials = [Trial(1.0, 1e-4 * 2**i) for i in range(3)]
+    tokens = fitting(found, trials, 3, split, 300.0, 1000)
+    planned = with_tokens(found, split, tokens, 1000)
     spent = 3 * sum(t.fixed + t.token * w.tokens for t, w in zip(trials, planned, strict=True))
     assert spent == pytest.approx(300 * (1 - RESERVE), rel=1e-3)
     with pytest.raises(LMHeadError, match="--budget leaves 10 s for training; 1,000 tokens"):
-        lab._fitting(found, trials, 3, split, 10.0, 1000)
+        fitting(found, trials, 3, split, 10.0, 1000)
 
 
 def test_budget_runs_a_trial_of_every_width(text, tmp_path):

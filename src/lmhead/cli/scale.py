@@ -31,11 +31,13 @@ class Whole(click.ParamType[list[int]]):
             return self.fail(f"{value!r}: not whole numbers such as 32,64,128,256", param, ctx)
 
 
-ASKED = ("predict", "far", "params")  # may be given with --resume
+ASKED = ("predict", "far", "params")  # of the laws
+ALSO = (*ASKED, "widths", "layers")  # may be given with --resume
 EPILOG = """\b
 Examples:
   lmhead scale --widths 32,64,128,192              # the bundled Mandarin sentences
   lmhead scale my-text.txt --widths 64,128,256,512 --tokens 20M --predict 100M
+  lmhead scale --resume runs/scale-20260131-101500 --widths 256
   lmhead scale --resume runs/scale-20260131-101500 --params total --predict 1B --far
 
 \b
@@ -47,7 +49,9 @@ forecast asked for with --predict was refused.
 
 @click.command(epilog=EPILOG)
 @click.argument("text", nargs=-1)
-@click.option("--widths", type=Whole(), help="Hidden sizes, the smallest first.")
+@click.option(
+    "--widths", type=Whole(), help="Hidden sizes, the smallest first; with --resume, further ones."
+)
 @click.option("--layers", type=Whole(), help="Layers of each width.  [default: the model's own]")
 @click.option("--corpus", type=click.Choice(["mandarin", "shakespeare"]), help="A bundled text.")
 @click.option(
@@ -147,7 +151,8 @@ def command(resume: str | None, as_json: bool, quiet: bool, **options: Any) -> i
     with Display(quiet) as display:
         try:
             if resume is not None:
-                result = lab.resume(out, show=display, **asked)
+                more = {name: options[name] for name in ("widths", "layers")}
+                result = lab.resume(out, show=display, **more, **asked)
             else:
                 del options["out"]
                 result = lab.scale(
@@ -175,7 +180,7 @@ def _refuse_with_resume(options: dict[str, Any]) -> None:
     context = click.get_current_context()
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
-        settled = option.name in options and option.name not in ASKED
+        settled = option.name in options and option.name not in ALSO
         if settled and source is ParameterSource.COMMANDLINE:
             name = option.opts[0]
             given = name if name.startswith("-") else option.human_readable_name

@@ -28,10 +28,11 @@ from lmhead.lab import plan
 from lmhead.lab.compare import Moment, Show
 from lmhead.lab.corpus import load_corpus
 from lmhead.lab.result import Comparison, summarise
+from lmhead.lab.scale_budget import Trial, fitting, split_tokens, with_tokens
 from lmhead.lab.scale_report import write_scale_report
 from lmhead.lab.scale_result import SCALE_FILE, Scaling, read_settings
-from lmhead.lab.tokens import make_tokenizer, vocabulary_size
-from lmhead.lab.widths import Width, plan_widths, split_tokens
+from lmhead.lab.tokens import make_tokenizer, open_tokenizer, vocabulary_size
+from lmhead.lab.widths import Width, plan_widths
 from lmhead.runs import RunFolder, fresh_folder, write_atomic
 
 DEFAULT_BUDGET = 300.0
@@ -123,7 +124,9 @@ def scale(
         "created": datetime.datetime.now().astimezone().replace(microsecond=0),
         "split": split,
         "tokenizer": spec,
+        "overrides": list(overrides),
         "seeds": seeds,
+        "lr": lr,
         "lr_power": lr_power,
         "text": {"files": list(text.files), "name": text.name, "sha256": text.sha256},
         "compare": {
@@ -146,9 +149,9 @@ def scale(
             show("a short trial of every width …")
             trials = [_trial(Path(temporary), settings, width) for width in found]
             left = budget - (time.monotonic() - began)
-            fitting = _fitting(found, trials, seeds, split, left, least)
-            tokens = fitting if tokens is None else min(tokens, fitting)
-        found = _with_tokens(found, split, tokens or 0, least)
+            most = fitting(found, trials, seeds, split, left, least)
+            tokens = most if tokens is None else min(tokens, most)
+        found = with_tokens(found, split, tokens or 0, least)
         settings["widths"] = [width.to_dict() for width in found]
         folder.mkdir(parents=True, exist_ok=True)
         with RunFolder(folder).locked():
@@ -163,6 +166,8 @@ def scale(
 def resume(
     path: str | Path,
     *,
+    widths: Sequence[int] | None = None,
+    layers: Sequence[int] | None = None,
     params: str = "body",
     predict: Sequence[float] = (),
     far: bool = False,
@@ -170,13 +175,23 @@ def resume(
 ) -> Scaling:
     """Carry on what was stopped; of what is finished, ask again without training.
 
+    Args:
+        widths, layers: further sizes, trained as the first ones are.
+        params, predict, far, show: as in `scale`.
+
     Raises:
-        LMHeadError: no such folder, another process works on it, or its text has changed.
+        LMHeadError: no such folder, another process works on it, its text has changed, or a
+            width that cannot be added.
         SourceError: it is no folder of `lmhead scale`, or cannot be read.
     """
     folder = Path(path)
     settings = read_settings(folder)
+    lab._prepare()
     with RunFolder(folder).locked():
+        if widths is not None:
+            found = _widened(folder, settings, widths, layers)
+            settings["widths"] = [width.to_dict() for width in found]
+            write_atomic(folder / SCALE_FILE, tomli_w.dumps(settings))
         return _work(folder, settings, params, predict, far, show)
 
 
@@ -212,6 +227,58 @@ def _work(
             _check_text(settings)
             _compare(run.path, settings, width, folder / "tokenizer", settings["seeds"], told)
     return write_scale_report(folder, params=params, predict=predict, far=far)
+
+
+def _widened(
+    folder: Path, settings: dict[str, Any], widths: Sequence[int], layers: Sequence[int] | None
+) -> list[Width]:
+    """The widths of a run and further ones, with tokens as its split gives them.
+
+    Raises:
+        LMHeadError: a width that is there already, or none that fits.
+    """
+    old = {values["width"]: Width.from_dict(values) for values in settings["widths"]}
+    again = sorted(old.keys() & set(widths))
+    if again or not widths:
+        raise LMHeadError(f"--widths {again}: {folder} has them already", "name other widths")
+    depths = {width.layers for width in old.values()}
+    if layers is None and len(depths) == 1:
+        layers = [depths.pop() or 0] * len(widths)
+    if layers is None or len(layers) != len(widths):
+        raise LMHeadError(
+            f"--layers: {len(widths)} new widths need as many numbers",
+            f"{folder} has {', '.join(f'{w.layers} at width {w.width}' for w in old.values())}",
+        )
+    deep = {
+        **{width: old[width].layers or 0 for width in old},
+        **dict(zip(widths, layers, strict=True)),
+    }
+    compared, every = settings["compare"], sorted(deep)
+    found, largest = plan_widths(
+        compared["model"],
+        settings["overrides"],
+        every,
+        [deep[width] for width in every] if all(deep.values()) else None,
+        compared["arms"],
+        vocabulary_size(open_tokenizer(folder / "tokenizer" / "tokenizer.json")),
+        compared["seq_len"],
+        settings["lr"],
+        settings["lr_power"],
+    )
+    plan.check_memory(largest, compared["device"])
+    shares = dict(zip(every, split_tokens(found, settings["split"]), strict=True))
+    known = max(old)
+    least = compared["batch_size"] * compared["seq_len"] * plan.LEAST_STEPS
+    tokens = round(old[known].tokens / shares[known])
+    planned = with_tokens(found, settings["split"], tokens, 0)
+    few = min((width for width in planned if width.width not in old), key=lambda w: w.tokens)
+    if few.tokens < least:
+        raise LMHeadError(
+            f"--widths {few.width}: {few.tokens:,} tokens are as many a parameter as the others "
+            f"have, at least {least:,} are needed",
+            "name a larger width",
+        )
+    return [old.get(width.width, width) for width in planned]
 
 
 def _check_text(settings: dict[str, Any]) -> None:
@@ -266,15 +333,7 @@ class _Told:
         self.show(told)
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """Seconds: of a training apart from its steps (all arms), and of a token in all arms."""
-
-    fixed: float
-    token: float
-
-
-def _trial(temporary: Path, settings: dict[str, Any], width: Width) -> _Trial:
+def _trial(temporary: Path, settings: dict[str, Any], width: Width) -> Trial:
     """A run of a few steps as it will be: what cannot work says so here, and the time it takes."""
     compared = settings["compare"]
     tokens = TRIAL_STEPS * compared["batch_size"] * compared["seq_len"]
@@ -284,45 +343,4 @@ def _trial(temporary: Path, settings: dict[str, Any], width: Width) -> _Trial:
     result = _compare(out, settings, short, temporary / "tokenizer", 1, _ignore)
     spent = time.monotonic() - start
     token = sum(1 / arm.tokens_per_s for arm in result.arms.values() if arm.tokens_per_s)
-    return _Trial(max(spent - token * tokens, 0.0), token)
-
-
-def _fitting(
-    widths: Sequence[Width],
-    trials: Sequence[_Trial],
-    seeds: int,
-    split: str,
-    seconds: float,
-    least: int,
-) -> int:
-    """Training tokens of the largest width that fit into the seconds.
-
-    Raises:
-        LMHeadError: the smallest would get less than the least.
-    """
-    shares = split_tokens(widths, split)
-    fixed = seeds * sum(trial.fixed for trial in trials)
-    token = seeds * sum(share * trial.token for share, trial in zip(shares, trials, strict=True))
-    fitting = int((seconds * (1 - plan.RESERVE) - fixed) / token)
-    if fitting * min(shares) < least:
-        needed = (fixed + token * least / min(shares)) / (1 - plan.RESERVE)
-        raise LMHeadError(
-            f"--budget leaves {max(seconds, 0):.0f} s for training; {least:,} tokens for each "
-            f"model of the smallest width need {needed:.0f} s here",
-            "give more time, fewer --seeds or --arms, or smaller --widths",
-        )
-    return fitting
-
-
-def _with_tokens(widths: Sequence[Width], split: str, tokens: int, least: int) -> list[Width]:
-    shares = split_tokens(widths, split)
-    if tokens * min(shares) < least:
-        raise LMHeadError(
-            f"--tokens {tokens:,} leaves {tokens * min(shares):,.0f} for the smallest width, "
-            f"at least {least:,} are needed",
-            f"use --tokens {-int(-least // min(shares))} or more",
-        )
-    return [
-        replace(width, tokens=int(tokens * share))
-        for width, share in zip(widths, shares, strict=True)
-    ]
+    return Trial(max(spent - token * tokens, 0.0), token)

@@ -20,6 +20,7 @@ from lmhead.runs import RunFolder
 
 SCHEMA_VERSION = 1
 SCALE_FILE = "scale.toml"
+SECTIONS = ("widths", "compare", "seeds", "split", "text", "lr", "lr_power", "overrides")
 PARAMS = ("body", "total")
 MOST_FACTOR = 10.0
 Pairing = tuple[str, str]  # arm, against
@@ -145,7 +146,16 @@ def read_settings(folder: Path) -> dict[str, Any]:
         raise SourceError(f"{file}: cannot be read: {error}") from error
     if settings.get("schema_version") != 1:
         raise SourceError(f"{file}: schema_version is {settings.get('schema_version')}, expected 1")
-    missing = {"widths", "compare", "seeds", "split", "text", "lr_power"} - settings.keys()
+    missing = {
+        "widths",
+        "compare",
+        "seeds",
+        "split",
+        "text",
+        "lr",
+        "lr_power",
+        "overrides",
+    } - settings.keys()
     if missing:
         raise SourceError(f"{file}: no {', '.join(sorted(missing))} in it")
     return settings

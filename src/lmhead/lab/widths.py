@@ -135,18 +135,5 @@ def _changes(own: PretrainedConfig, hidden: int, width: int, layers: int | None)
     return changes
 
 
-def split_tokens(found: Sequence[Width], split: str) -> list[float]:
-    """Each width's share of the largest's training tokens.
-
-    Args:
-        split: `tokens`: all alike; `parameters`: in proportion to the largest arm's total, so
-            that each has as many tokens a parameter.
-    """
-    if split == "tokens":
-        return [1.0] * len(found)
-    totals = [max(params["total"] for params in width.params.values()) for width in found]
-    return [total / max(totals) for total in totals]
-
-
 def _commas(values: Sequence[int]) -> str:
     return ",".join(map(str, values))
