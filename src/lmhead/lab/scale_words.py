@@ -48,6 +48,7 @@ def describe(result: Scaling) -> str:
         found += [
             _crossing(laws, pair, crossing, limit, what)
             for pair, crossing in result.crossings.items()
+            if limit > laws.smallest  # the arms' sizes may not overlap in all parameters
         ]
     return " ".join(found)
 
