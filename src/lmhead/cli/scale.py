@@ -200,13 +200,13 @@ def _print(result: Scaling) -> None:
     for name in ("width", "layers", "tokens", result.params, *arms, *map(" − ".join, pairs)):
         table.add_column(name, justify="right")
     for size in result.sizes:
-        counts = {amount(params[result.params]) for params in size.params.values()}
+        counts = sorted({params[result.params] for params in size.params.values()})
         cells = {(one.arm, one.against): one for one in size.pairs}
         table.add_row(
             str(size.width),
             "–" if size.layers is None else str(size.layers),
             amount(size.tokens),
-            "/".join(sorted(counts, key=lambda text: (len(text), text))),
+            "/".join(map(amount, counts)),
             *(_mean(list(size.valid_nll[arm].values())) for arm in arms),
             *(
                 paired(cells[name].difference, cells[name].low, cells[name].high)

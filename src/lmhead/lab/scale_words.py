@@ -68,7 +68,7 @@ def _forecast(laws: Laws, forecast: Forecast, what: str) -> str:
     )
     between = f"{amount(laws.smallest)}–{amount(laws.largest)} parameters"
     origin = (
-        f"extrapolated from {between} (×{forecast.factor:.3g})"
+        f"extrapolated from {between} (×{forecast.factor:,.{1 if forecast.factor < 100 else 0}f})"
         if forecast.factor > 1
         else f"interpolated in {between}"
     )
