@@ -21,6 +21,7 @@ from lmhead.errors import LMHeadError
 # needs neither torch nor transformers.
 COMMANDS = {
     "compare": "Train the model both ways on your text and get a verdict with evidence.",
+    "scale": "Train both ways at several sizes, and forecast larger ones where that holds.",
     "report": "Make a run's report.html and verdict again, without training.",
     "predict": "Show a model's next-token table, each logit split into length and direction.",
     "geometry": "How a checkpoint's tables lie, alone and beside those of another.",

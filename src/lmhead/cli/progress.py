@@ -77,6 +77,7 @@ class Display:
                 self.task,
                 description=f"{name} (training {seen.job + 1} of {seen.jobs})",
                 completed=completed,
+                total=total,
                 loss=loss,
             )
         elif not self.quiet and seen.step == seen.steps:
