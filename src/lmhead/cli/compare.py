@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from lmhead.cli.output import console, print_json
-from lmhead.cli.recipe import is_recipe, resume_recipe, run_recipe
+from lmhead.cli.recipe import recipe_name, resume_recipe, run_recipe
 
 if TYPE_CHECKING:
     from lmhead.lab.result import Comparison
@@ -131,7 +131,7 @@ def command(resume: str | None, as_json: bool, quiet: bool, **options: Any) -> N
     if resume is None and any(options[name] is not None for name in ("recipe", "data", "epochs")):
         run_recipe(options, as_json, quiet)
         return
-    if resume is not None and is_recipe(resume):
+    if resume is not None and recipe_name(resume):
         resume_recipe(resume, as_json, quiet)
         return
     started = time.monotonic()

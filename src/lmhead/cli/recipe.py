@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,19 +17,19 @@ from lmhead.cli.output import console, print_json
 if TYPE_CHECKING:
     from lmhead.lab.recipes.result import ArmOutcome, RecipeResult
 
-# What `compare` has and a recipe settles itself, or does not.
+# The options of `compare` that a recipe takes.
 TAKEN = {"recipe", "data", "epochs", "arms", "seeds", "cpu", "out", "as_json", "quiet"}
 
 
-def is_recipe(run: str) -> bool:
-    """Whether a run folder is a recipe's; what is none is left to whoever opens it."""
+def recipe_name(run: str) -> str:
+    """The recipe of a run folder; nothing for another run, and for what is no run folder."""
     import tomllib
 
     try:
         with (Path(run) / "config.toml").open("rb") as file:
-            return "recipe" in tomllib.load(file)
+            return str(tomllib.load(file).get("recipe", ""))
     except (OSError, ValueError):
-        return False
+        return ""
 
 
 def run_recipe(options: dict[str, Any], as_json: bool, quiet: bool) -> None:
@@ -49,54 +51,69 @@ def run_recipe(options: dict[str, Any], as_json: bool, quiet: bool) -> None:
     if not data:
         raise click.UsageError(f"--recipe {name} needs --data DIR, the folder with its text")
 
-    def work(show: Any) -> RecipeResult:
-        from lmhead.lab.recipes.run import start
-
-        return start(
-            name,
-            data,
-            arms=[arm.strip() for arm in options["arms"].split(",")] if "arms" in given else (),
-            seeds=options["seeds"] if "seeds" in given else 1,
-            epochs=options["epochs"],
-            device="cpu" if options["cpu"] else "auto",
-            out=options["out"],
-            show=show,
-        )
-
-    _work(work, as_json, quiet, options["out"])
+    chosen = {
+        "arms": [arm.strip() for arm in options["arms"].split(",")] if "arms" in given else (),
+        "seeds": options["seeds"] if "seeds" in given else 1,
+        "epochs": options["epochs"],
+        "device": "cpu" if options["cpu"] else "auto",
+        "out": options["out"],
+    }
+    show = _Lines(quiet)
+    with show.interrupts(options["out"]):
+        lab = _load(quiet)
+        result = lab.start(name, data, **chosen, show=show)
+    _print(result, as_json)
 
 
 def resume_recipe(run: str, as_json: bool, quiet: bool) -> None:
     """Carry on a recipe's run."""
-
-    def work(show: Any) -> RecipeResult:
-        from lmhead.lab.recipes.run import resume
-
-        return resume(run, show)
-
-    _work(work, as_json, quiet, run)
+    show = _Lines(quiet)
+    with show.interrupts(run):
+        result = _load(quiet).resume(run, show=show)
+    _print(result, as_json)
 
 
-def _work(work: Any, as_json: bool, quiet: bool, out: str | None) -> None:
-    notes = console(stderr=True)
-    with nullcontext() if quiet else notes.status("loading torch …"):
-        import torch  # noqa: F401
-    told: list[str] = []
+def report_recipe(run: str, as_json: bool) -> None:
+    """What a recipe's run reached so far."""
+    from lmhead.lab.recipes.result import summarise
 
-    def show(line: str) -> None:
-        told.append(line)
-        if not quiet:
-            notes.print(line, style="dim", soft_wrap=True)
+    _print(summarise(run), as_json)
 
-    try:
-        result: RecipeResult = work(show)
-    except KeyboardInterrupt as error:
-        from lmhead.runs import RunFolder
 
-        path = out or next((t.removeprefix("run: ") for t in told if t.startswith("run: ")), "")
-        run = RunFolder(path)
-        going = bool(path) and run.config_file.is_file()
-        raise KeyboardInterrupt(f"carry on with `{run.resume_command}`" if going else "") from error
+class _Lines:
+    """Shows what a recipe tells, and remembers its run folder."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.console, self.quiet, self.run = console(stderr=True), quiet, ""
+
+    def __call__(self, line: str) -> None:
+        if line.startswith("run: "):
+            self.run = line.removeprefix("run: ")
+        if not self.quiet:
+            self.console.print(line, style="dim", soft_wrap=True)
+
+    @contextmanager
+    def interrupts(self, out: str | None) -> Iterator[None]:
+        """Name the command that carries on, where the run can be carried on."""
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            from lmhead.runs import RunFolder
+
+            run = RunFolder(out or self.run)
+            whole = bool(out or self.run) and run.config_file.is_file()
+            hint = f"carry on with `{run.resume_command}`" if whole else ""
+            raise KeyboardInterrupt(hint) from error
+
+
+def _load(quiet: bool) -> ModuleType:
+    """The module that starts and resumes a recipe."""
+    with nullcontext() if quiet else console(stderr=True).status("loading torch …"):
+        from lmhead.lab.recipes import run
+    return run
+
+
+def _print(result: RecipeResult, as_json: bool) -> None:
     if as_json:
         print_json(result.to_dict())
     else:

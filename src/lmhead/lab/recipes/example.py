@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lmhead.lab.augmented import augmented_loss
 from lmhead.lab.recipes.lstm import LSTMModel, State
 from lmhead.lab.recipes.step import Rules, train_step, windows
 
@@ -28,8 +29,6 @@ def example_step(
     nll = F.cross_entropy(logits, targets.flatten(), reduction="sum")
     loss = rules.coefficient * nll
     if rules.alpha is not None:
-        from lmhead.lab.augmented import augmented_loss
-
         loss = rules.coefficient * len(logits) * augmented_loss(
             logits, targets.flatten(), model.embedding.weight.detach(),
             alpha=rules.alpha, temperature=rules.temperature,

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lmhead.lab.augmented import augmented_loss
 from lmhead.lab.recipes.lstm import LSTMModel, State
 from lmhead.loss.chunked import Grads, Problem, Wants, by_chunks
 from lmhead.loss.options import Options
@@ -153,8 +154,6 @@ def _augmented_head(
     model: LSTMModel, hidden: Tensor, labels: Tensor, rules: Rules
 ) -> tuple[Tensor, Grads]:
     """As `_head`, by plain operations: the second term needs all logits."""
-    from lmhead.lab.augmented import augmented_loss
-
     assert rules.alpha is not None
     weight, bias = model.head.weight.detach(), model.head.bias
     # the second term's target is made from the reading end's values, without a gradient to it

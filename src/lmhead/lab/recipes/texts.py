@@ -62,9 +62,11 @@ def read_words(folder: str | Path) -> Words:
         raise LMHeadError(f"{folder}: no such folder", "--data names the folder with the texts")
     found = {corpus: raw for corpus in NAMES if (raw := _parts(folder, corpus)).keys() & {"train"}}
     if len(found) != 1:
-        named = " or ".join(NAMES[corpus].format("train") for corpus in NAMES)
+        first, second = (NAMES[corpus].format("train") for corpus in NAMES)
         raise LMHeadError(
-            f"{folder}: {'both' if found else 'neither'} {named} in it",
+            f"{folder}: both {first} and {second} are in it"
+            if found
+            else f"{folder}: no {first} and no {second} in it",
             "name a folder with one text: train, valid and test, plain, in a .zip or in "
             "simple-examples.tgz",
         )
@@ -80,9 +82,9 @@ def read_words(folder: str | Path) -> Words:
 
 def _words(corpus: str, raw: dict[str, bytes]) -> Words:
     split: dict[str, list[str]] = {}
-    for part, data in raw.items():
+    for part in PARTS:
         try:
-            text = data.decode("utf-8")
+            text = raw[part].decode("utf-8")
         except UnicodeDecodeError as error:
             raise SourceError(
                 f"{NAMES[corpus].format(part)}: not UTF-8 at byte {error.start}"
