@@ -248,8 +248,9 @@ class _Pool:
         threading.Thread(target=self._listen, args=(process, process.stdout), daemon=True).start()
 
     def _listen(self, process: subprocess.Popen[str], lines: IO[str]) -> None:
-        for line in lines:
-            self.said.put((process, json.loads(line)))
+        with lines:
+            for line in lines:
+                self.said.put((process, json.loads(line)))
         self.said.put((process, None))
 
 
