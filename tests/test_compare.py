@@ -67,7 +67,7 @@ def weights(run, arm):
 def test_the_run_folder_is_whole(finished):
     run, result, _ = finished
     names = {path.name for path in run.path.iterdir()} - {".lock"}
-    assert names == {"config.toml", "metrics.jsonl", "report.html", "tokenizer", *ARMS}
+    assert names == {"config.toml", "metrics.jsonl", "report.html", "tokenizer", "tokens", *ARMS}
     config = run.config()
     assert config["seeds"] == [0, 1]
     assert config["versions"]["torch"] == torch.__version__

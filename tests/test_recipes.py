@@ -22,6 +22,7 @@ from torch import nn
 from lmhead import inspect
 from lmhead.cli import cli
 from lmhead.errors import LMHeadError, SourceError
+from lmhead.lab.heldout import write_losses
 from lmhead.lab.recipes import job as job_module
 from lmhead.lab.recipes import step as step_module
 from lmhead.lab.recipes.example import example_step, time_beside
@@ -459,7 +460,7 @@ def test_a_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         start("press-wolf-small", data, out=out)
     reported = CliRunner().invoke(cli, ["report", str(out)])
     assert reported.exit_code == 0
-    assert "tied+pr" in reported.stdout
+    assert "tied+pr − untied" in reported.stdout
     assert "112.40" in reported.stdout
 
 
@@ -540,8 +541,10 @@ def rows_of(perplexities: dict[str, tuple[float, float, float]], run: RecipeRun)
         run.append(
             {"event": "done", "arm": arm, "seed": 0, "step": 1, "train_nll": train,
              "valid_nll": valid, "test_nll": test, "tokens_per_s": 1.0, "seconds": 60.0,
-             "cpu_seconds": 30.0, "peak_bytes": 1, "beside": [1e-4, 2e-4]}
+             "cpu_seconds": 30.0, "peak_bytes": 1, "beside": [1e-4, 2e-4], "test_tokens": 6000}
         )  # fmt: skip
+        noise = np.random.default_rng(0).normal(0, 0.1, 6000)
+        write_losses(run, arm, 0, test + noise - noise.mean())
 
 
 def a_run(folder: Path, arms: list[str], epochs: int = 13) -> RecipeRun:
@@ -567,6 +570,10 @@ def test_verdicts(tmp_path: Path) -> None:
     assert "untied > tied" in result.sentence
     tied = result.arms["tied"]
     assert tied.difference["test"] == pytest.approx(100 * (112.5 / 112.4 - 1))
+    (pair,) = result.pairs
+    assert pair.difference == pytest.approx(math.log(112.5 / 115.0))
+    assert pair.low is None  # one seed
+    assert pair.text == pytest.approx((pair.difference, pair.difference), abs=1e-6)
     assert tied.tokens_per_cpu_s == pytest.approx(10_000)
     assert tied.example_tokens_per_cpu_s == pytest.approx(5_000)
     assert result.notes[0] == SMALL.notes[0]  # none is off
@@ -598,3 +605,14 @@ def test_tar_members_that_are_no_files_are_left_out(tmp_path: Path) -> None:
         archive.addfile(link, io.BytesIO())
     with pytest.raises(LMHeadError, match=r"no ptb.train.txt"):
         read_words(tmp_path)
+
+
+def test_broken_losses_of_tokens_are_told(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", ["untied"])
+    rows_of({"untied": (38.0, 120.7, 114.5)}, run)
+    write_losses(run, "untied", 0, np.zeros(7))
+    with pytest.raises(SourceError, match=r"untied-0.npy: shape \(7,\), expected \(6000,\)"):
+        summarise(run)
+    run.token_file("untied", 0).unlink()
+    with pytest.raises(SourceError, match=r"untied-0.npy: cannot be read"):
+        summarise(run)

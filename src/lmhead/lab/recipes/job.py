@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lmhead.errors import LMHeadError
+from lmhead.lab.heldout import write_losses
 from lmhead.lab.memory import LiveBytes
 from lmhead.lab.recipes.example import time_beside
 from lmhead.lab.recipes.lstm import LSTMModel
@@ -241,11 +242,7 @@ class Job:
             at = int(np.argmin(p.valid))
             self._put(self.best)
         losses = self._losses("test").double().cpu().numpy()
-        tokens = self.run.path / "tokens"
-        tokens.mkdir(exist_ok=True)
-        temporary = tokens / f".{self.arm.name}-{self.seed}.npy"
-        np.save(temporary, losses.astype(np.float32))
-        temporary.replace(tokens / f"{self.arm.name}-{self.seed}.npy")
+        write_losses(self.run, self.arm.name, self.seed, losses)
         with fresh_folder(self.folder / "model") as folder:
             self._save_model(folder)
         self.run.append(
