@@ -35,9 +35,8 @@ def main(path: str) -> None:
         print(f"| {name} | {arm.params['total']:,} | {cells} |")
     if result.pairs:
         print("\nDifferences of the test loss, nats a token:\n")
-        print(
-            "| | difference | 95 % over seeds | 95 % over blocks of the text |\n|---|--:|--:|--:|"
-        )
+        print("| | difference | 95 % over seeds | 95 % over blocks of the text |")
+        print("|---|--:|--:|--:|")
         for pair in result.pairs:
             over = "one seed" if pair.low is None else f"{pair.low:+.4f} to {pair.high:+.4f}"
             text = "–" if pair.text is None else f"{pair.text[0]:+.4f} to {pair.text[1]:+.4f}"

@@ -154,9 +154,20 @@ def test_press_wolf_set_up_is_that_of_the_fact_sheet(shared: Path) -> None:
         assert r.schedule.factor == factor.get(decay) or float(decay) == r.schedule.factor
 
 
+def test_a_recipe_on_another_text() -> None:
+    small = RECIPES["inan-small"]
+    assert small.on(PTB) == small
+    other = small.on(WIKITEXT2)
+    assert (other.dropout, other.recurrent, other.alpha) == (0.2, 0.2, 20.0)
+    assert SMALL.on(WIKITEXT2) == SMALL
+
+
 def test_five_epochs_at_the_full_rate() -> None:
     rates = [SMALL.schedule.rate(SMALL.lr, epoch, []) for epoch in range(SMALL.epochs)]
     assert rates == [1.0] * 5 + [0.5**n for n in range(1, 9)]
+    for size, full in (("small", 5), ("medium", 10), ("large", 1)):
+        rates = [RECIPES[f"inan-{size}"].schedule.rate(1.0, epoch, []) for epoch in range(12)]
+        assert rates.count(1.0) == full
 
 
 def test_annealing_follows_the_best_validation_loss() -> None:

@@ -66,7 +66,8 @@ class RecipeResult:
 
     `pairs` are differences of the test loss from the first arm's: over seeds, and over the test
     text by bootstrap over blocks of it. `verdict` is `reproduced` (every published test perplexity
-    within 2 %, and their order), `not-reproduced`, or `undecided` (not finished, or nothing published for this set-up).
+    within 2 %, and their order), `not-reproduced`, or `undecided` (not finished, or nothing
+    published for this set-up).
     """
 
     run: str

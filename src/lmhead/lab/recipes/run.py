@@ -74,6 +74,7 @@ def start(
     run = RecipeRun(out or f"runs/{name}-{stamp}")
     run.refuse_existing()
     words = read_words(data)
+    recipe = recipe.on(words.corpus)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     counts = {arm: count(recipe, arm, len(words.vocabulary)) for arm in recipe.arms}
@@ -152,12 +153,12 @@ def recipe_of(settings: dict[str, Any]) -> Recipe:
     name = str(settings.get("recipe"))
     if name not in RECIPES:
         raise SourceError(f"recipe {name!r} in config.toml: there is no such recipe")
-    return RECIPES[name]
+    return RECIPES[name].on(settings["text"]["corpus"])
 
 
 def base(recipe: Recipe) -> dict[str, Any]:
     """A recipe's set-up as a run's settings keep it."""
-    text = {"arms", "figures", "notes", "title", "source", "name"}
+    text = {"arms", "figures", "notes", "title", "source", "name", "elsewhere"}
     return {k: v for k, v in asdict(recipe).items() if k not in text and v is not None}
 
 
