@@ -8,6 +8,8 @@ import json
 import math
 import random
 import re
+import subprocess
+import sys
 import tarfile
 import zipfile
 from dataclasses import replace
@@ -314,7 +316,7 @@ def test_both_steps_are_timed(data: Path) -> None:
     recipe = tiny("press-wolf-small")
     model = LSTMModel(recipe, recipe.arms["tied"], 41)
     before = copy.deepcopy(model.state_dict())
-    text = side_by_side(torch.from_numpy(read_words(data).parts["train"]), 4)
+    text = side_by_side(torch.from_numpy(read_words(data).parts["train"]), 4)[:6]  # one window
     ours, example = time_beside(model, text, 5, Rules(0.25, 5.0, 1.0), 0.0)
     assert ours > 0
     assert example > 0
@@ -484,7 +486,7 @@ def test_a_changed_text_is_refused(
     for part in ("train", "valid", "test"):
         (text / f"ptb.{part}.txt").write_text((data / f"ptb.{part}.txt").read_text())
     start("press-wolf-small", text, arms=["tied"], workers=0, out=tmp_path / "run")
-    (text / "ptb.test.txt").write_text("w1 w2\n")
+    (text / "ptb.test.txt").write_text("w1 w2\n" * 9)
     with pytest.raises(LMHeadError, match="the text has changed"):
         resume(tmp_path / "run")
 
@@ -503,6 +505,30 @@ def test_a_run_in_processes(data: Path, tmp_path: Path) -> None:
     assert re.search("1 epochs, the published figures are of 6", found["notes"][0])
     assert "untied, seed 0: epoch 1 of 1" in result.stderr
     assert found == summarise(out).to_dict() | {"run": str(out)}
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_carried_on(data: Path, tmp_path: Path) -> None:
+    """Parent killed without warning: its processes end, and the run comes to the same numbers."""
+    arguments = [sys.executable, "-m", "lmhead", "compare", "--recipe", "word-language-model"]
+    arguments += ["--data", str(data), "--epochs", "40", "--arms", "untied,tied", "--json"]
+    plain = subprocess.run([*arguments, "--out", str(tmp_path / "plain")], capture_output=True)
+    out = tmp_path / "killed"
+    parent = subprocess.Popen([*arguments, "--out", str(out)], stderr=subprocess.PIPE, text=True)
+    assert parent.stderr is not None
+    while "epoch 3 of 40" not in parent.stderr.readline():
+        assert parent.poll() is None
+    parent.kill()
+    parent.communicate()
+    carried = subprocess.run(
+        [*arguments[:4], "--resume", str(out), "--json"], capture_output=True, text=True
+    )
+    expected, found = json.loads(plain.stdout), json.loads(carried.stdout)
+    assert found["finished"]
+    for arm in ("untied", "tied"):
+        for split in ("train", "valid", "test"):
+            key = f"{split}_nll"
+            assert found["arms"][arm][key] == expected["arms"][arm][key]
 
 
 def test_a_fault_in_a_process_is_one_line(data: Path, tmp_path: Path) -> None:
@@ -538,9 +564,9 @@ def test_messages(data: Path, tmp_path: Path) -> None:
     short.mkdir()
     for part in ("train", "valid", "test"):
         (short / f"ptb.{part}.txt").write_text("a b c\n" * 20)
-    assert "windows of 20 in 20 streams" in error(
-        *recipe, "--data", str(short), "--out", str(tmp_path / "run")
-    )
+    found = error(*recipe, "--data", str(short), "--out", str(tmp_path / "run"))
+    assert "the train part has 80 tokens; press-wolf-small needs 420 (20 streams" in found
+    assert not (tmp_path / "run").exists()
 
 
 # --- the result

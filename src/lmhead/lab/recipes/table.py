@@ -137,6 +137,13 @@ class Recipe:
         """The recipe as its source runs it on a text."""
         return replace(self, **self.elsewhere.get(corpus, {}))
 
+    def reading(self, part: str) -> tuple[int, int | None]:
+        """How a part is read: parallel streams, and the window of which only whole ones count."""
+        whole = self.seq_len if self.whole_windows else None
+        if part == "test":
+            return self.test_streams, None
+        return (self.batch_size if part == "train" else self.valid_streams), whole
+
     def coefficient(self, tokens: int) -> float:
         """The weight of each token's loss in a window of `tokens` tokens of each stream."""
         return 1 / self.batch_size if self.summed else 1 / (self.batch_size * tokens)
@@ -212,8 +219,8 @@ _INAN_NOTES = (
     "temperature 20 and alpha = 0.5 · temperature (WikiText-2: 1.0 ·) are from memory and a public "
     "reproduction (github.com/icoxfog417/tying-wv-and-wc), not read in the paper",
     "dropout, clip and the decay's factor and epoch are that reproduction's; it decays every so "
-    "many epochs, ours decays each epoch from there on; initial range: Zaremba et al.'s networks of "
-    "these sizes; 70 epochs, and testing the best validation loss's weights, are our choice",
+    "many epochs, ours decays each epoch from there on; initial range: Zaremba et al.'s networks "
+    "of these sizes; 70 epochs, and testing the best validation loss's weights, are our choice",
     "one mask a sequence (a stream's window), drawn anew for each window: on a layer's input (not "
     "on the embedding's output), on its recurrent state, and before the head",
     "the augmented loss sends no gradient through its own target; the paper does not say",
