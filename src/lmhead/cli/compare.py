@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from lmhead.cli.output import console, print_json
+from lmhead.cli.recipe import recipe_name, resume_recipe, run_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +55,7 @@ Examples:
   lmhead compare 'books/*.txt' --tokenizer bpe:16000 --model qwen3 --set hidden_size=256
   lmhead compare my-text.txt --tokens 2M --seeds 3 --until-clear --max-seeds 10 --margin 0.5%
   lmhead compare my-text.txt --budget 1h --tune lr=1e-3,2e-3,4e-3 --tune init_std=0.02,0.05
+  lmhead compare --recipe press-wolf-small --data ptb   # a paper's experiment
   lmhead compare --resume runs/compare-20260131-101500
 """
 
@@ -77,7 +79,17 @@ Examples:
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the model's config."
 )
 @click.option("--arms", default="tied,untied,tied-wide", show_default=True, help="Which to train.")
-@click.option("--seeds", type=int, default=3, show_default=True, help="How many, paired.")
+@click.option(
+    "--seeds", type=int, default=3, show_default=True, help="How many, paired (a recipe: 1)."
+)
+@click.option(
+    "--recipe",
+    metavar="NAME",
+    help="A paper's experiment, its figures beside ours: press-wolf-small, -medium, -large, "
+    "inan-small, -medium, -large, word-language-model. Its own arms: --arms.",
+)
+@click.option("--data", metavar="DIR", help="A recipe's text: Penn Treebank or WikiText-2.")
+@click.option("--epochs", type=int, help="For a recipe, others than the paper's.")
 @click.option(
     "--budget", type=Duration(), help="Time for everything, such as 90s, 2m, 1h.  [default: 2m]"
 )
@@ -156,6 +168,12 @@ def command(resume: str | None, as_json: bool, quiet: bool, **options: Any) -> N
     for name, value in [*named.items(), *(("TEXT", text) for text in options["text"])]:
         if value == "":
             raise click.UsageError(f"{name} is empty")
+    if resume is None and any(options[name] is not None for name in ("recipe", "data", "epochs")):
+        run_recipe(options, as_json, quiet)
+        return
+    if resume is not None and recipe_name(resume):
+        resume_recipe(resume, as_json, quiet)
+        return
     started = time.monotonic()
     with nullcontext() if quiet else console(stderr=True).status("loading torch …"):
         from lmhead.lab import compare as lab

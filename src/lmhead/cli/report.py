@@ -6,6 +6,7 @@ import click
 
 from lmhead.cli.compare import print_buckets, print_comparison
 from lmhead.cli.output import print_json
+from lmhead.cli.recipe import recipe_name, report_recipe
 
 EPILOG = """\b
 Examples:
@@ -24,6 +25,9 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(run: str, by: str | None, as_json: bool) -> None:
     """Make report.html of a RUN folder again and print its verdict, without training."""
+    if recipe_name(run):
+        report_recipe(run, as_json)
+        return
     from lmhead.lab.report import write_report
 
     result = write_report(run)
