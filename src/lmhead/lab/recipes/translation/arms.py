@@ -12,7 +12,7 @@ from transformers import MarianConfig, MarianMTModel
 from lmhead.errors import LMHeadError, first_line
 from lmhead.lab.arms import Arm, Params
 from lmhead.lab.configs import from_portable, portable, rebuild
-from lmhead.lab.recipes.translation.batches import END_ID, LONGEST, PAD_ID
+from lmhead.lab.recipes.translation.batches import END_ID, LONGEST, PAD_ID, START_ID
 from lmhead.tying import find_ties
 
 ENCODER, DECODER = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
@@ -42,7 +42,8 @@ RESERVED = {  # keys that are set elsewhere
     ),
     "decoder_vocab_size": "there is one vocabulary; use --set vocab_size=N",
     **dict.fromkeys(
-        ("pad_token_id", "eos_token_id", "decoder_start_token_id"), "the tokenizer sets it"
+        ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id"),
+        "the tokenizer sets it",
     ),
 }
 
@@ -52,8 +53,8 @@ def base_config(vocab_size: int, changes: dict[str, Any]) -> MarianConfig:
 
     Matrices and tables start at a standard deviation of 1/√d, unless `changes` sets `init_std`:
     for a square matrix that is Glorot's, and a row read has unit scale after × √d. The decoder
-    starts from `</s>` (Marian's own checkpoints start from the pad row, which is zero as long as
-    only the embedding holds it and moves where it is tied to a head).
+    starts from a row of its own, `<s>` (Marian's own checkpoints start from the pad row, which is
+    zero as long as only the embedding holds it and moves where it is tied to a head).
 
     Raises:
         LMHeadError: a key that the config does not have, is set elsewhere, or a value it refuses.
@@ -79,7 +80,8 @@ def base_config(vocab_size: int, changes: dict[str, Any]) -> MarianConfig:
                 "init_std": 1 / math.sqrt(width),
                 "pad_token_id": PAD_ID,
                 "eos_token_id": END_ID,
-                "decoder_start_token_id": END_ID,
+                "bos_token_id": START_ID,
+                "decoder_start_token_id": START_ID,
                 "forced_eos_token_id": None,
                 **values,
             }

@@ -15,23 +15,25 @@ from transformers import PreTrainedTokenizerFast
 from lmhead.errors import LMHeadError
 from lmhead.lab.recipes.translation.pairs import Pair
 
-PAD, END = "<pad>", "</s>"
-PAD_ID, END_ID = 0, 1
+PAD, END, START = "<pad>", "</s>", "<s>"
+PAD_ID, END_ID, START_ID = 0, 1, 2
 LONGEST = 126  # tokens of a sentence with its end; longer pairs are left out
 BYTES = 256
 
 
 def joint_tokenizer(pairs: Sequence[Pair], size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE over both sides of the training pairs; a sentence ends with `</s>`.
+    """Byte-level BPE over both sides of the training pairs; a sentence ends with `</s>`, and the
+    decoder starts from `<s>`, which no sentence holds.
 
     Three-way tying needs one vocabulary for both languages. Bytes leave nothing unknown.
 
     Raises:
         LMHeadError: `size` is too small to hold the bytes.
     """
-    if size <= BYTES + 2:
+    special = [PAD, END, START]
+    if size <= BYTES + len(special):
         raise LMHeadError(
-            f"vocab_size is {size}, the bytes and {PAD} and {END} take {BYTES + 2}",
+            f"vocab_size is {size}, the bytes and {', '.join(special)} take {BYTES + len(special)}",
             "use for example --set vocab_size=8000",
         )
     tokenizer = Tokenizer(models.BPE())
@@ -40,7 +42,7 @@ def joint_tokenizer(pairs: Sequence[Pair], size: int) -> PreTrainedTokenizerFast
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=[PAD, END],
+        special_tokens=special,
         show_progress=False,
     )
     tokenizer.train_from_iterator((s for p in pairs for s in (p.source, p.target)), trainer)
@@ -50,6 +52,7 @@ def joint_tokenizer(pairs: Sequence[Pair], size: int) -> PreTrainedTokenizerFast
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
+        bos_token=START,
         eos_token=END,
         clean_up_tokenization_spaces=False,
         model_max_length=LONGEST,
@@ -116,8 +119,8 @@ class Batch:
 
     @property
     def inputs(self) -> Tensor:
-        """What the decoder reads, [B, T]: the target one to the right, `</s>` first."""
-        start = torch.full_like(self.target[:, :1], END_ID)
+        """What the decoder reads, [B, T]: the target one to the right, `<s>` first."""
+        start = torch.full_like(self.target[:, :1], START_ID)
         return torch.cat([start, self.target[:, :-1]], dim=1)
 
 

@@ -76,12 +76,11 @@ class TranslationTraining:
 
 @dataclass(frozen=True)
 class PairData:
-    """What a training reads: the sides as ids; the test's sources and references as text."""
+    """What a training reads: both sides as ids, and the test's sources as text."""
 
     train: Encoded
     valid: Encoded
     test_sources: tuple[str, ...]
-    references: tuple[str, ...]
 
 
 class PairProgress(Progress):
