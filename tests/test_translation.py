@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from lmhead.errors import LMHeadError, SourceError
-from lmhead.lab.configs import from_portable
 from lmhead.lab.recipes.translation import arms, batches, bootstrap, pairs, settings, train
 from lmhead.runs import RunFolder
 from lmhead.tying import find_ties
@@ -62,10 +61,13 @@ def test_no_sentence_stands_on_two_sides(tmp_path):
     rows += [(en.upper().replace("!", "."), zh + "x") for en, zh in rows[:100]]  # same but for case
     found = pairs.load_sides(write_pairs(tmp_path / "p.txt", rows), "en-zh")
     sides = (found.train, found.valid, found.test)
-    assert sum(map(len, sides)) == len(set(rows)) and all(sides)
+    assert sum(map(len, sides)) == len(set(rows))
+    assert all(sides)
     for field in ("source", "target"):
         keys = [{pairs.plain(getattr(pair, field)) for pair in side} for side in sides]
-        assert not keys[0] & keys[1] and not keys[0] & keys[2] and not keys[1] & keys[2]
+        assert not keys[0] & keys[1]
+        assert not keys[0] & keys[2]
+        assert not keys[1] & keys[2]
     assert [pair for side in sides for pair in side if pair.credit != "CC-BY: someone"] == []
 
 
@@ -78,7 +80,8 @@ def test_the_split_is_the_same_every_time_and_of_the_stated_size(sides):
     again = pairs.load_sides(Path(sides.file), "zh-en")
     assert again == sides
     assert len(sides.test) == len(sides.valid) == math.ceil(pairs.HELD_SHARE * 300)
-    assert sides.train[0].source.endswith("。") and sides.train[0].target.endswith(".")
+    assert sides.train[0].source.endswith("。")
+    assert sides.train[0].target.endswith(".")
 
 
 def test_one_pair_a_group_spread_over_the_file():
@@ -129,7 +132,8 @@ def test_the_joint_vocabulary_spells_anything(tokenizer):
     assert tokenizer.convert_tokens_to_ids([batches.PAD, batches.END, batches.START]) == [0, 1, 2]
     for text in ("the cat 看见 naïve 🙂", "</s> <pad> <s>"):
         ids = tokenizer(text, split_special_tokens=True)["input_ids"]
-        assert ids[-1] == batches.END_ID and not {0, 1, 2} & set(ids[:-1])
+        assert ids[-1] == batches.END_ID
+        assert not {0, 1, 2} & set(ids[:-1])
         assert tokenizer.decode(ids[:-1]) == text
 
 
@@ -137,7 +141,9 @@ def test_pairs_too_long_are_left_out(tokenizer):
     found = batches.encode_pairs(
         tokenizer, [pairs.Pair("q" * 200, "a", "", 0), pairs.Pair("b", "c", "", 7)]
     )
-    assert found.dropped == 1 and found.groups.tolist() == [7] and len(found.source) == 1
+    assert found.dropped == 1
+    assert found.groups.tolist() == [7]
+    assert len(found.source) == 1
 
 
 def test_an_epoch_reads_each_pair_once_in_its_own_order(sides, tokenizer):
@@ -145,7 +151,7 @@ def test_an_epoch_reads_each_pair_once_in_its_own_order(sides, tokenizer):
     found = batches.PairBatches(encoded, 128, seed=3)
     epochs = [[found.rows(e * found.per_epoch + i) for i in range(found.per_epoch)] for e in (0, 1)]
     for rows in epochs:
-        assert sorted(sum(rows, [])) == list(range(len(sides.train)))
+        assert sorted(i for part in rows for i in part) == list(range(len(sides.train)))
         for part in rows:
             assert len(part) * max(len(encoded.target[i]) for i in part) <= 128
     assert epochs[0] != epochs[1]
@@ -223,7 +229,8 @@ def test_rows_read_start_at_unit_scale():
     model = arms.draw(arms.plan_arms(config, ["none"])[0].config, 0)
     encoder = model.get_encoder()
     rows = encoder.embed_tokens.weight[1:] * encoder.embed_scale
-    assert encoder.embed_scale == 8 and float(rows.std().detach()) == pytest.approx(1, rel=0.02)
+    assert encoder.embed_scale == 8
+    assert float(rows.std().detach()) == pytest.approx(1, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +260,11 @@ def test_a_width_that_heads_do_not_divide():
 def test_overrides_go_to_knobs_and_config():
     knobs, config = settings.read_overrides(["beams=4", "dropout=0.2", "label_smoothing=0"])
     assert (knobs.beams, knobs.label_smoothing, config) == (4, 0, {"dropout": 0.2})
-    for item, message in (("beams", "not KEY=VALUE"), ("beams=0", "from 1"), ("warmup=2", "from 0")):
+    for item, message in (
+        ("beams", "not KEY=VALUE"),
+        ("beams=0", "from 1"),
+        ("warmup=2", "from 0"),
+    ):
         with pytest.raises(LMHeadError, match=message):
             settings.read_overrides([item])
 
@@ -337,21 +348,37 @@ def test_a_job_cut_short_goes_on_to_the_same_numbers(tmp_path, sides, tokenizer)
     assert [r["step"] for r in RunFolder(tmp_path / "cut").rows()] == [0, 2, 4, 4]
     cut = job(tmp_path / "cut", sides, tokenizer)
     timed = ("tokens_per_s", "peak_bytes")
-    rows = [[{k: v for k, v in r.items() if k not in timed} for r in x.rows()] for x in (whole, cut)]
-    assert rows[0] == rows[1] and rows[0][-1]["event"] == "done"
+    rows = [
+        [{k: v for k, v in r.items() if k not in timed} for r in x.rows()] for x in (whole, cut)
+    ]
+    assert rows[0] == rows[1]
+    assert rows[0][-1]["event"] == "done"
     assert rows[0][0]["valid_nll"] > rows[0][-1]["valid_nll"], "it learns"
     for name in ("tokens/three-way-0.npy", "translations/three-way-0.txt"):
         assert (whole.path / name).read_bytes() == (cut.path / name).read_bytes()
 
 
 def test_what_is_saved_opens_tied_and_translates_the_same(tmp_path, sides, tokenizer):
-    run = job(tmp_path / "run", sides, tokenizer, lr=1e-2, steps=150, log_every=50, valid_every=150, warmup=30)
+    run = job(
+        tmp_path / "run",
+        sides,
+        tokenizer,
+        lr=1e-2,
+        steps=150,
+        log_every=50,
+        valid_every=150,
+        warmup=30,
+    )
     folder = run.job_state("three-way", 0) / "model"
-    model, opened = (kind.from_pretrained(folder) for kind in (AutoModelForSeq2SeqLM, AutoTokenizer))
+    model, opened = (
+        kind.from_pretrained(folder) for kind in (AutoModelForSeq2SeqLM, AutoTokenizer)
+    )
     arms.check_ties("three-way", model)
     ours = (run.path / "translations" / "three-way-0.txt").read_text("utf-8").split("\n")[:-1]
     theirs = train.translate(model, opened, tuple(p.source for p in sides.test), 1)
-    assert len(ours) == len(sides.test) and ours == theirs and any(ours)
+    assert len(ours) == len(sides.test)
+    assert ours == theirs
+    assert any(ours)
 
 
 def test_a_loss_that_is_not_finite_says_what_to_do(tmp_path, sides, tokenizer):
@@ -388,3 +415,148 @@ def test_sums_of_sentences_give_sacrebleus_scores():
             score = scorer.score(scorer.counts(texts).sum(axis=0))
             assert score == pytest.approx(metric.corpus_score(texts, [references]).score)
             assert 0 < score < 100
+
+
+# --- a whole run --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    pytest.importorskip("sacrebleu", reason="needs lmhead[mt]")
+    from lmhead.lab.recipes.translation.recipe import compare_translation
+
+    folder = tmp_path_factory.mktemp("whole")
+    write_pairs(folder / "cmn.txt", sentences(300))
+    notes = []
+    result = compare_translation(
+        folder,
+        seeds=2,
+        tokens=1500,
+        overrides=[*TINY, "vocab_size=320", "batch_tokens=256", "test_sentences=8"],
+        device="cpu",
+        out=folder / "run",
+        show=notes.append,
+    )
+    return folder, result, notes
+
+
+def test_a_whole_run(finished):
+    folder, result, notes = finished
+    run = folder / "run"
+    assert result.finished
+    assert list(result.arms) == list(arms.ARMS)
+    assert {p.name for p in run.iterdir() if p.is_dir()} == {
+        *arms.ARMS, "tokenizer", "tokens", "translations"
+    }  # fmt: skip
+    for name, arm in result.arms.items():
+        params = arm.params
+        assert arm.share == pytest.approx((params["embedding"] + params["head"]) / params["total"])
+        assert sorted(arm.valid_nll) == sorted(arm.bleu) == sorted(arm.chrf) == [0, 1]
+        assert math.log(arm.perplexity) == pytest.approx(sum(arm.valid_nll.values()) / 2)
+        arms.check_ties(name, AutoModelForSeq2SeqLM.from_pretrained(run / name))
+    assert [(p.arm, p.against, p.n) for p in result.pairs] == [
+        ("three-way", "none", 2), ("decoder-tied", "none", 2), ("three-way", "decoder-tied", 2)
+    ]  # fmt: skip
+    for pair in result.pairs:
+        found, d = result.arms, pair.valid_nll
+        for seed in (0, 1):
+            gap = found[pair.arm].valid_nll[seed] - found[pair.against].valid_nll[seed]
+            assert d.by_seed[seed] == pytest.approx(gap)
+        for measure in (d, pair.bleu, pair.chrf):
+            assert measure.low <= measure.difference <= measure.high
+            assert measure.boot_low <= measure.boot_high
+        assert d.boot_low < d.difference < d.boot_high
+    assert "three-way has" in result.sentence
+    assert "not tuned" in result.scope
+    moments = [note for note in notes if not isinstance(note, str)]
+    assert len(moments) == 6 * moments[0].steps
+    assert moments[-1].job == 5
+
+
+def test_what_json_says_of_it(finished):
+    values = json.loads(json.dumps(finished[1].to_dict(), allow_nan=False))
+    assert values["schema_version"] == 1
+    assert values["recipe"] == "transformer-mt"
+    assert set(values["arms"]["none"]) >= {"params", "valid_nll", "tokens_per_s", "peak_bytes"}
+    assert set(values["pairs"][0]) >= {"arm", "against", "difference", "low", "high", "n"}
+    ratio = values["paper"]["params_ratio"]
+    assert ratio["paper"] == pytest.approx(80 / 168)
+    sizes = {name: arm["params"]["total"] for name, arm in values["arms"].items()}
+    assert ratio["ours"] == pytest.approx(sizes["three-way"] / sizes["none"])
+
+
+def test_a_run_carries_on_where_it_was_stopped(finished, tmp_path):
+    import shutil
+
+    from lmhead.lab.recipes.translation.recipe import resume_translation
+
+    folder, result, _ = finished
+    shutil.copytree(folder / "run", tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    run.metrics_file.write_text(
+        "".join(
+            line
+            for line in run.metrics_file.read_text().splitlines(keepends=True)
+            if '"arm": "three-way", "seed": 1' not in line
+        )
+    )
+    (run.path / "translations" / "three-way-1.txt").unlink()
+    again = resume_translation(run.path)
+    assert again.arms["three-way"].valid_nll == result.arms["three-way"].valid_nll
+    assert [p.to_dict() for p in again.pairs] == [p.to_dict() for p in result.pairs]
+
+    write_pairs(folder / "cmn.txt", sentences(301))
+    with pytest.raises(LMHeadError, match="the pairs have changed"):
+        resume_translation(run.path)
+    write_pairs(folder / "cmn.txt", sentences(300))
+
+
+def test_an_unfinished_run_is_told_as_one(finished, tmp_path):
+    import shutil
+
+    from lmhead.lab.recipes.translation.result import summarise_translation
+
+    shutil.copytree(finished[0] / "run", tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    kept = [row for row in run.rows() if row["seed"] == 0 and row["arm"] != "decoder-tied"]
+    run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    found = summarise_translation(run)
+    assert found.verdict == "undecided"
+    assert "Not finished (2 of 6 trainings" in found.sentence
+    (pair,) = found.pairs
+    assert pair.n == 1
+    assert pair.valid_nll.low is None
+    assert pair.outcome == "unknown"
+    (run.path / "tokens" / "none-0.npy").unlink()
+    with pytest.raises(SourceError, match=r"none-0\.npy: cannot be read"):
+        summarise_translation(run)
+
+
+@pytest.mark.parametrize(
+    ("interval", "boot", "outcome"),
+    [
+        ((-0.2, -0.1), (-0.2, -0.1), "better"),
+        ((-0.2, -0.1), (-0.2, 0.1), "same"),
+        ((0.1, 0.2), (0.1, 0.2), "worse"),
+        ((-0.1, 0.2), (0.1, 0.2), "same"),
+        ((None, None), (0.1, 0.2), "unknown"),
+    ],
+)
+def test_both_intervals_must_say_so(interval, boot, outcome):
+    from lmhead.lab.recipes.translation.result import ArmPair, Difference
+
+    d = Difference(0.0, *interval, *boot, {0: 0.0})
+    assert ArmPair("three-way", "none", 3, d, d, d).outcome == outcome
+
+
+def test_without_sacrebleu_one_line_says_what_to_install(tmp_path, monkeypatch):
+    import sys
+
+    from lmhead.lab.recipes.translation.recipe import compare_translation
+
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    with pytest.raises(LMHeadError) as caught:
+        compare_translation(tmp_path, out=tmp_path / "run")
+    assert "sacrebleu, which is not installed" in caught.value.message
+    assert caught.value.hint == "pip install 'lmhead[mt]'"
+    assert not (tmp_path / "run").exists()

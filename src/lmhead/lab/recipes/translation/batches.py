@@ -94,9 +94,7 @@ def encode_pairs(tokenizer: PreTrainedTokenizerFast, pairs: Sequence[Pair]) -> E
         return [np.asarray(row, np.int64) for row in found]
 
     sources, targets = ids([p.source for p in pairs]), ids([p.target for p in pairs])
-    kept = [
-        i for i in range(len(pairs)) if max(len(sources[i]), len(targets[i])) <= LONGEST
-    ]
+    kept = [i for i in range(len(pairs)) if max(len(sources[i]), len(targets[i])) <= LONGEST]
     return Encoded(
         tuple(sources[i] for i in kept),
         tuple(targets[i] for i in kept),

@@ -49,6 +49,8 @@ def score_interval(
     times = draws(len(first[0]))
 
     def scores(seeds: Sequence[Ints]) -> Floats:
-        return np.mean([[score(row) for row in times @ counts] for counts in seeds], axis=0)
+        found = [[score(row) for row in times @ counts] for counts in seeds]
+        mean: Floats = np.asarray(found, np.float64).mean(axis=0)
+        return mean
 
     return interval(scores(first) - scores(second))

@@ -23,7 +23,6 @@ from lmhead.errors import LMHeadError, SourceError
 from lmhead.lab import plan
 from lmhead.lab.arms import Arm
 from lmhead.lab.compare import Moment, Show
-from lmhead.lab.configs import portable
 from lmhead.lab.recipes.translation.arms import ARMS, base_config, build, draw, plan_arms
 from lmhead.lab.recipes.translation.batches import (
     Encoded,
@@ -161,7 +160,9 @@ def compare_translation(
         np.save(run.path / "valid-groups.npy", np.repeat(valid.groups, lengths))
     show(f"run: {run}")
     if train.dropped or valid.dropped:
-        show(f"too long: {train.dropped:,} training and {valid.dropped:,} validation pairs left out")
+        show(
+            f"too long: {train.dropped:,} training and {valid.dropped:,} validation pairs left out"
+        )
     with run.locked():
         return _work(run, settings, train, valid, tokenizer, show)
 

@@ -28,6 +28,12 @@ PAPER_NOTE = (
     "difference can be compared, the scores cannot."
 )
 Outcome = Literal["better", "worse", "same", "unknown"]
+VERDICTS: dict[Outcome, tuple[Verdict, str]] = {
+    "better": ("tie", "Tie"),
+    "same": ("no-difference", "No measurable difference"),
+    "worse": ("do-not-tie", "Do not tie"),
+    "unknown": ("undecided", "Undecided, one seed"),
+}
 
 
 @dataclass(frozen=True)
@@ -242,9 +248,7 @@ class _Reader:
             peak_bytes=max((row["peak_bytes"] for row in rows.values()), default=None),
         )
 
-    def pair(
-        self, arm: str, against: str, arms: Mapping[str, TranslationArm]
-    ) -> ArmPair | None:
+    def pair(self, arm: str, against: str, arms: Mapping[str, TranslationArm]) -> ArmPair | None:
         measures = {
             measure: {name: vars(arms[name])[measure] for name in (arm, against)}
             for measure in ("valid_nll", *MEASURES)
@@ -256,7 +260,8 @@ class _Reader:
         boot = {"valid_nll": self._loss_interval(arm, against, list(nll.by_seed))}
         for measure, scorer in self.scorers.items():
             first, second = (
-                [self.counts[measure, name, seed] for seed in nll.by_seed] for name in (arm, against)
+                [self.counts[measure, name, seed] for seed in nll.by_seed]
+                for name in (arm, against)
             )
             boot[measure] = bootstrap.score_interval(first, second, scorer.score)
         differences = {
@@ -277,8 +282,8 @@ class _Reader:
                 raise SourceError(
                     f"{self.folder}: the losses of {name} are not for {len(groups):,} tokens"
                 )
-        first, second = (np.mean(losses[n], axis=0, dtype=np.float64) for n in (arm, against))
-        return bootstrap.mean_interval(first - second, groups)
+        gaps: bootstrap.Floats = np.subtract(losses[arm], losses[against], dtype=np.float64)
+        return bootstrap.mean_interval(gaps.mean(axis=0), groups)
 
     def _array(self, name: str) -> Any:
         path = self.folder.path / name
@@ -298,20 +303,12 @@ class _Reader:
         return lines
 
 
-def decide(
-    pairs: Sequence[ArmPair], arms: Mapping[str, TranslationArm]
-) -> tuple[Verdict, str]:
+def decide(pairs: Sequence[ArmPair], arms: Mapping[str, TranslationArm]) -> tuple[Verdict, str]:
     """The verdict on the most tied arm against `none`, and the sentence with its evidence."""
     pair = next((p for p in pairs if p.against == "none"), None)
     if pair is None:
         return "undecided", "Undecided: none and a tied arm with a seed in common are needed."
-    verdict: Verdict
-    verdict, lead = {
-        "better": ("tie", "Tie"),
-        "same": ("no-difference", "No measurable difference"),
-        "worse": ("do-not-tie", "Do not tie"),
-        "unknown": ("undecided", "Undecided, one seed"),
-    }[pair.outcome]  # type: ignore[assignment]
+    verdict, lead = VERDICTS[pair.outcome]
     return verdict, f"{lead}: {evidence(pair, arms)}."
 
 
@@ -354,17 +351,15 @@ def notes(config: Mapping[str, Any]) -> tuple[str, ...]:
     source, target, both = (text[f"{side}_rows"] for side in ("source", "target", "both"))
     rows = text["vocab_size"]
     return (
-        f"Of {rows:,} rows the training sources use {source:,} and the targets {target:,}, {both:,} "
-        f"of them both: the other rows of an untied table are never read, so that tables of each "
+        f"Of {rows:,} rows the training sources use {source:,} and the targets {target:,}, "
+        f"{both:,} of them both. The other rows of an untied table are never used: tables of each "
         f"language's own rows would hold {source + 2 * target:,} rows untied and "
         f"{source + target:,} with the head tied.",
         PAPER_NOTE,
     )
 
 
-def beside_paper(
-    arms: Mapping[str, TranslationArm], pairs: Sequence[ArmPair]
-) -> dict[str, Any]:
+def beside_paper(arms: Mapping[str, TranslationArm], pairs: Sequence[ArmPair]) -> dict[str, Any]:
     """Press & Wolf's three-way figures beside ours: ratio of parameters, difference of BLEU."""
     (untied, bleu_untied), (tied, bleu_tied) = PAPER["none"], PAPER["three-way"]
     pair = next((p for p in pairs if (p.arm, p.against) == ("three-way", "none")), None)

@@ -29,7 +29,7 @@ from lmhead.lab.recipes.translation.batches import (
 )
 from lmhead.lab.train import CHECKPOINT_SHARE, WARM_STEPS, Progress
 from lmhead.loss import linear_cross_entropy
-from lmhead.runs import RunFolder, fresh_folder, recover_folder
+from lmhead.runs import RunFolder, fresh_folder, recover_folder, write_atomic
 
 MARGIN = 10  # tokens that a translation may be longer than twice its source
 TRANSLATED = 64  # sentences at once
@@ -50,7 +50,7 @@ class TranslationTraining:
         valid_every: steps between two rows of validation loss; a multiple of `log_every`.
     """
 
-    epochs: int
+    epochs: float
     steps: int
     batch_tokens: int
     lr: float
@@ -156,7 +156,9 @@ def translate(
             do_sample=False,
             max_new_tokens=longest,
         )
-        for i, text in zip(part, tokenizer.batch_decode(out, skip_special_tokens=True), strict=True):
+        for i, text in zip(
+            part, tokenizer.batch_decode(out, skip_special_tokens=True), strict=True
+        ):
             found[i] = " ".join(text.split())  # a line each
     model.train()
     return found
@@ -288,12 +290,11 @@ def train_pairs(
     per_token = validate()
     with accelerator.autocast():
         texts = translate(plain, tokenizer, data.test_sources, t.beams)
-    for name, write in (
-        ("tokens", lambda path: np.save(f"{path}.npy", per_token)),
-        ("translations", lambda path: _write_lines(f"{path}.txt", texts)),
-    ):
-        (run.path / name).mkdir(exist_ok=True)
-        write(run.path / name / f"{arm}-{seed}")
+    tokens, translations = run.path / "tokens", run.path / "translations"
+    tokens.mkdir(exist_ok=True)
+    translations.mkdir(exist_ok=True)
+    np.save(tokens / f"{arm}-{seed}.npy", per_token)
+    write_atomic(translations / f"{arm}-{seed}.txt", "".join(text + "\n" for text in texts))
     with fresh_folder(state / "model") as folder:
         plain.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -307,8 +308,3 @@ def train_pairs(
         }
     )
     run.sync()
-
-
-def _write_lines(path: str, lines: list[str]) -> None:
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
-        file.writelines(line + "\n" for line in lines)
