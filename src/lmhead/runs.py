@@ -119,7 +119,7 @@ class RunFolder:
         if schema != 1:
             raise SourceError(f"{self.config_file}: schema_version is {schema}, expected 1")
         arms = config.get("arms", {})
-        odd = [name for name in arms if not re.fullmatch(r"[a-z]+(-[a-z]+)*", name)]
+        odd = [name for name in arms if not re.fullmatch(r"\+?[a-z]+([-+][a-z]+)*", name)]
         odd += [name for name, arm in arms.items() if arm.get("name", name) != name]
         if odd:  # names are folders
             raise SourceError(f"{self.config_file}: {odd[0]!r} is no name of an arm")

@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from lmhead.cli.output import console, print_json
+from lmhead.cli.recipe import recipe_name, resume_recipe, run_recipe
 
 if TYPE_CHECKING:
     from lmhead.lab.result import Comparison
@@ -46,6 +47,7 @@ Examples:
   lmhead compare                                   # the bundled Mandarin sentences
   lmhead compare my-text.txt --budget 10m
   lmhead compare 'books/*.txt' --tokenizer bpe:16000 --model qwen3 --set hidden_size=256
+  lmhead compare --recipe press-wolf-small --data ptb   # a paper's experiment
   lmhead compare --resume runs/compare-20260131-101500
 """
 
@@ -69,7 +71,17 @@ Examples:
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the model's config."
 )
 @click.option("--arms", default="tied,untied,tied-wide", show_default=True, help="Which to train.")
-@click.option("--seeds", type=int, default=3, show_default=True, help="How many, paired.")
+@click.option(
+    "--seeds", type=int, default=3, show_default=True, help="How many, paired (a recipe: 1)."
+)
+@click.option(
+    "--recipe",
+    metavar="NAME",
+    help="A paper's experiment, its figures beside ours: press-wolf-small, -medium, -large, "
+    "inan-small, -medium, -large, word-language-model. Its own arms: --arms.",
+)
+@click.option("--data", metavar="DIR", help="A recipe's text: Penn Treebank or WikiText-2.")
+@click.option("--epochs", type=int, help="For a recipe, others than the paper's.")
 @click.option(
     "--budget", type=Duration(), help="Time for everything, such as 90s, 2m, 1h.  [default: 2m]"
 )
@@ -116,6 +128,12 @@ def command(resume: str | None, as_json: bool, quiet: bool, **options: Any) -> N
     for name, value in [*named.items(), *(("TEXT", text) for text in options["text"])]:
         if value == "":
             raise click.UsageError(f"{name} is empty")
+    if resume is None and any(options[name] is not None for name in ("recipe", "data", "epochs")):
+        run_recipe(options, as_json, quiet)
+        return
+    if resume is not None and recipe_name(resume):
+        resume_recipe(resume, as_json, quiet)
+        return
     started = time.monotonic()
     with nullcontext() if quiet else console(stderr=True).status("loading torch …"):
         from lmhead.lab import compare as lab

@@ -6,6 +6,7 @@ import click
 
 from lmhead.cli.compare import print_comparison
 from lmhead.cli.output import print_json
+from lmhead.cli.recipe import recipe_name, report_recipe
 
 
 @click.command(epilog="Example: lmhead report runs/demo")
@@ -13,6 +14,9 @@ from lmhead.cli.output import print_json
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(run: str, as_json: bool) -> None:
     """Make report.html of a RUN folder again and print its verdict, without training."""
+    if recipe_name(run):
+        report_recipe(run, as_json)
+        return
     from lmhead.lab.report import write_report
 
     result = write_report(run)
