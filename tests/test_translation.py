@@ -254,6 +254,25 @@ def test_a_width_that_heads_do_not_divide():
         arms.plan_arms(tiny_config(), ["tied"])
 
 
+def test_what_inspect_says_of_each_arm(tmp_path):
+    """A table for each side is no conflict where the config says that they do not share one."""
+    from lmhead.checkpoint.findings import check
+    from lmhead.checkpoint.folder import open_checkpoint
+    from lmhead.checkpoint.reading import read
+
+    planned = {arm.name: arm for arm in arms.plan_arms(tiny_config(), arms.ARMS)}
+    found = {}
+    for name, arm in planned.items():
+        model = arms.build(arm, arms.draw(planned["none"].config, 0))
+        model.save_pretrained(tmp_path / name)
+        codes = {finding.code for finding in check(str(tmp_path / name)).findings}
+        codes -= {"untrained-rows"}  # the pad row
+        found[name] = read(open_checkpoint(str(tmp_path / name))).verdict, codes
+    assert found == {
+        "none": ("untied", set()), "decoder-tied": ("tied", set()), "three-way": ("tied", set())
+    }  # fmt: skip
+
+
 # --- knobs --------------------------------------------------------------------------------------
 
 
@@ -560,3 +579,58 @@ def test_without_sacrebleu_one_line_says_what_to_install(tmp_path, monkeypatch):
     assert "sacrebleu, which is not installed" in caught.value.message
     assert caught.value.hint == "pip install 'lmhead[mt]'"
     assert not (tmp_path / "run").exists()
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def lmhead(*arguments):
+    from click.testing import CliRunner
+
+    from lmhead.cli import cli
+
+    result = CliRunner().invoke(cli, list(arguments))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_command_reports_a_run(finished):
+    run = str(finished[0] / "run")
+    code, out, _ = lmhead("report", run, "--json")
+    assert code == 0
+    assert json.loads(out) == json.loads(json.dumps(finished[1].to_dict()))
+    code, out, _ = lmhead("report", run)
+    assert code == 0
+    for words in ("three-way − none", "BLEU", "by bootstrap over sentences", "47.6% there"):
+        assert words in out
+    code, out, _ = lmhead("compare", "--resume", run, "--quiet")
+    assert code == 0
+    assert "three-way has" in " ".join(out.split())
+
+
+def test_the_command_passes_its_options_on(finished, tmp_path):
+    code, _, err = lmhead(
+        "compare", "--recipe", "transformer-mt", "--data", str(finished[0]), "--direction", "en-zh",
+        "--arms", "none", "--tokens", "300", "--lr", "1e-3", "--cpu", "--quiet", "--json",
+        "--set", "vocab_size=320", "--out", str(tmp_path / "run"), *[
+            part for item in TINY for part in ("--set", item)],
+    )  # fmt: skip
+    assert code == 0, err
+    config = RunFolder(tmp_path / "run").config()
+    assert (config["text"]["direction"], config["training"]["lr"]) == ("en-zh", 1e-3)
+    assert list(config["arms"]) == ["none"]
+    assert config["base"]["d_model"] == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--recipe", "transformer-mt", "--data", "x", "--batch-size", "4"], "drop --batch-size"),
+        (["--recipe", "transformer-mt"], "needs --data"),
+        (["--recipe", "press-wolf-small", "--data", "x", "--direction", "zh-en"], "--direction"),
+        (["--direction", "zh-en"], "--direction goes with --recipe"),
+    ],
+)
+def test_options_that_do_not_go_together(options, message):
+    code, _, err = lmhead("compare", *options)
+    assert (code, message in err) == (2, True), err

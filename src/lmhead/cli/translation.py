@@ -1,17 +1,68 @@
-"""What `lmhead compare --recipe transformer-mt` prints, for people."""
+"""`lmhead compare --recipe transformer-mt`; see `lmhead.cli.recipe`."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lmhead.cli.output import console
+from lmhead.cli.output import console, print_json
 
 if TYPE_CHECKING:
     from lmhead.lab.recipes.translation.result import Difference, TranslationComparison
 
+NAME = "transformer-mt"
+# The options of `compare` that this recipe takes beside those that all take.
+TAKEN = {"direction", "tokens", "lr", "overrides"}
 COLUMNS = ("nats/tok", "ppl", "BLEU", "chrF", "tables", "share", "total", "tok/s", "peak MB")
 MEASURES = (("valid_nll", "nats/token", 4), ("bleu", "BLEU", 2), ("chrf", "chrF", 2))
+
+
+def run(given: dict[str, Any], as_json: bool, quiet: bool) -> None:
+    """Start it with the options of `compare` that were given."""
+    chosen = {key: given[key] for key in (*TAKEN, "seeds", "epochs") if key in given}
+    if "arms" in given:
+        chosen["arms"] = [arm.strip() for arm in given["arms"].split(",")]
+    if given.get("cpu"):
+        chosen["device"] = "cpu"
+    _work("compare_translation", given.get("out"), as_json, quiet, data=given["data"], **chosen)
+
+
+def resume(path: str, as_json: bool, quiet: bool) -> None:
+    """Carry it on."""
+    _work("resume_translation", path, as_json, quiet)
+
+
+def report(path: str, as_json: bool) -> None:
+    """What it reached so far."""
+    from lmhead.lab.recipes.translation.result import summarise_translation
+
+    _print(summarise_translation(path), as_json)
+
+
+def _work(what: str, out: str | None, as_json: bool, quiet: bool, **options: Any) -> None:
+    """Call a function of the recipe that takes `out` and `show`, and print what it gives."""
+    with nullcontext() if quiet else console(stderr=True).status("loading torch …"):
+        from lmhead.lab.recipes.translation import recipe as lab
+    from lmhead.cli.progress import Display
+    from lmhead.runs import RunFolder
+
+    run = RunFolder(out or lab.default_out())
+    with Display(quiet) as display:
+        try:
+            result = getattr(lab, what)(out=run.path, show=display, **options)
+        except KeyboardInterrupt as error:
+            whole = run.config_file.is_file()
+            hint = f"carry on with `{run.resume_command}`" if whole else ""
+            raise KeyboardInterrupt(hint) from error
+    _print(result, as_json)
+
+
+def _print(result: TranslationComparison, as_json: bool) -> None:
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        print_translation(result)
 
 
 def print_translation(result: TranslationComparison) -> None:

@@ -55,6 +55,10 @@ def _ignore(_: Moment | str) -> None:
     return None
 
 
+def default_out() -> str:
+    return f"runs/{NAME}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+
+
 def compare_translation(
     data: str | Path,
     *,
@@ -93,7 +97,7 @@ def compare_translation(
         OSError: the disk is full; the run can be carried on later.
     """
     _prepare()
-    run = RunFolder(out or f"runs/{NAME}-{datetime.datetime.now():%Y%m%d-%H%M%S}")
+    run = RunFolder(out or default_out())
     run.refuse_existing()
     plan.check_numbers(0.0, seeds=seeds, lr=lr)
     knobs, changes = read_overrides(overrides)
@@ -167,7 +171,7 @@ def compare_translation(
         return _work(run, settings, train, valid, tokenizer, show)
 
 
-def resume_translation(path: str | Path, show: Show = _ignore) -> TranslationComparison:
+def resume_translation(out: str | Path, show: Show = _ignore) -> TranslationComparison:
     """Carry on a run that was stopped, on a CPU to the same numbers as if it never was.
 
     Raises:
@@ -176,7 +180,7 @@ def resume_translation(path: str | Path, show: Show = _ignore) -> TranslationCom
         SourceError: it is no run folder, or cannot be read.
     """
     _prepare()
-    run = RunFolder(path)
+    run = RunFolder(out)
     settings = run.config()
     if settings.get("recipe") != NAME:
         raise LMHeadError(f"{run}: not a run of {NAME}", run.resume_command)
