@@ -14,26 +14,13 @@ import numpy as np
 from lmhead.errors import SourceError
 from lmhead.lab.recipes.translation import bootstrap
 from lmhead.lab.recipes.translation.scores import MEASURES, Scorer
+from lmhead.lab.recipes.translation.words import beside_paper, decide, evidence, notes, scope
 from lmhead.lab.stats import Verdict, paired
 from lmhead.runs import Row, RunFolder
 
 SCHEMA_VERSION = 1
 PAIRS = (("three-way", "none"), ("decoder-tied", "none"), ("three-way", "decoder-tied"))
-# Press & Wolf 2017 (arXiv 1608.05859), English to French, parameters in millions and BLEU, as
-# read in a transcription of the paper.
-PAPER = {"none": (168, 33.13), "three-way": (80, 33.46)}
-PAPER_NOTE = (
-    "Press & Wolf 2017 translate English to French, languages that share many tokens, with a "
-    "recurrent model trained on far more sentences: the ratio of parameters and the sign of the "
-    "difference can be compared, the scores cannot."
-)
 Outcome = Literal["better", "worse", "same", "unknown"]
-VERDICTS: dict[Outcome, tuple[Verdict, str]] = {
-    "better": ("tie", "Tie"),
-    "same": ("no-difference", "No measurable difference"),
-    "worse": ("do-not-tie", "Do not tie"),
-    "unknown": ("undecided", "Undecided, one seed"),
-}
 
 
 @dataclass(frozen=True)
@@ -301,76 +288,3 @@ class _Reader:
         if len(lines) != self.sentences:
             raise SourceError(f"{path}: {len(lines)} lines, the test has {self.sentences}")
         return lines
-
-
-def decide(pairs: Sequence[ArmPair], arms: Mapping[str, TranslationArm]) -> tuple[Verdict, str]:
-    """The verdict on the most tied arm against `none`, and the sentence with its evidence."""
-    pair = next((p for p in pairs if p.against == "none"), None)
-    if pair is None:
-        return "undecided", "Undecided: none and a tied arm with a seed in common are needed."
-    verdict, lead = VERDICTS[pair.outcome]
-    return verdict, f"{lead}: {evidence(pair, arms)}."
-
-
-def evidence(pair: ArmPair, arms: Mapping[str, TranslationArm]) -> str:
-    """Sizes, difference and both intervals, in words."""
-    ours, theirs = (arms[name].params["total"] for name in (pair.arm, pair.against))
-    d = pair.valid_nll
-    over_seeds = (
-        "one seed, no interval over seeds"
-        if d.low is None
-        else f"95 % {d.low:+.4f} to {d.high:+.4f} over {pair.n} seeds"
-    )
-    judged = {
-        "better": "better",
-        "same": "no worse beyond the intervals",
-        "worse": "worse",
-        "unknown": "not judged",
-    }[pair.outcome]
-    return (
-        f"{pair.arm} has {ours:,} parameters, {ours / theirs:.1%} of {pair.against}'s {theirs:,}, "
-        f"and a validation loss {d.difference:+.4f} nats a token against it ({over_seeds}, "
-        f"{d.boot_low:+.4f} to {d.boot_high:+.4f} by bootstrap over sentences): {judged}"
-    )
-
-
-def scope(config: Mapping[str, Any]) -> str:
-    """On what the verdict stands: pairs, budget and setting, in a sentence."""
-    t, text, base = config["training"], config["text"], config["base"]
-    return (
-        f"One setting, not tuned for each arm: Marian of width {base['d_model']}, "
-        f"{base['encoder_layers']} + {base['decoder_layers']} layers, {text['direction']} on "
-        f"{text['name']}, {t['epochs']:g} passes over {text['train_pairs']:,} pairs, peak learning "
-        f"rate {t['lr']:g}. Budget, rate and initial scale can turn the answer."
-    )
-
-
-def notes(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the two languages share of the joint vocabulary, which is what tying can share."""
-    text = config["text"]
-    source, target, both = (text[f"{side}_rows"] for side in ("source", "target", "both"))
-    rows = text["vocab_size"]
-    return (
-        f"Of {rows:,} rows the training sources use {source:,} and the targets {target:,}, "
-        f"{both:,} of them both. The other rows of an untied table are never used: tables of each "
-        f"language's own rows would hold {source + 2 * target:,} rows untied and "
-        f"{source + target:,} with the head tied.",
-        PAPER_NOTE,
-    )
-
-
-def beside_paper(arms: Mapping[str, TranslationArm], pairs: Sequence[ArmPair]) -> dict[str, Any]:
-    """Press & Wolf's three-way figures beside ours: ratio of parameters, difference of BLEU."""
-    (untied, bleu_untied), (tied, bleu_tied) = PAPER["none"], PAPER["three-way"]
-    pair = next((p for p in pairs if (p.arm, p.against) == ("three-way", "none")), None)
-    ratio = None
-    if {"none", "three-way"} <= arms.keys():
-        ratio = arms["three-way"].params["total"] / arms["none"].params["total"]
-    return {
-        "source": "Press & Wolf 2017, arXiv 1608.05859, English to French",
-        "params_ratio": {"paper": tied / untied, "ours": ratio},
-        "bleu_difference": {
-            "paper": round(bleu_tied - bleu_untied, 2),
-            "ours": None if pair is None else pair.bleu.difference,
-        },
-    }
