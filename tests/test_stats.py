@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from lmhead.lab.stats import all_pairs, decide, paired
+from lmhead.errors import LMHeadError
+from lmhead.lab.stats import Margin, Pair, all_pairs, decide, paired
 
 LOSSES = st.lists(st.floats(0.1, 10), min_size=2, max_size=8)
 
@@ -92,3 +93,67 @@ def test_undecided():
     verdict, sentence = decide(pairs, 1)
     assert verdict == "undecided"
     assert "--seeds 3" in sentence
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict", "words"),
+    [
+        (-0.30, -0.20, "better", "better by more than the margin"),
+        (-0.30, -0.05, "better", "better, maybe within the margin"),
+        (-0.30, 0.05, "not enough evidence", "not enough evidence"),
+        (-0.05, 0.05, "equivalent", "equivalent"),
+        (-0.08, -0.02, "equivalent", "equivalent (better, within the margin)"),
+        (0.02, 0.08, "equivalent", "equivalent (worse, within the margin)"),
+        (-0.05, 0.15, "not enough evidence", "not enough evidence"),
+        (0.05, 0.30, "worse", "worse, maybe within the margin"),
+        (0.11, 0.30, "worse", "worse by more than the margin"),
+        (None, None, "not enough evidence", "not enough evidence"),
+    ],
+)
+def test_pair_verdicts_by_margin(low, high, verdict, words):
+    both = None if low is None else (low, high)
+    pair = Pair("tied", "untied", 0.0, low, high, 3, {}, both=both, margin=0.1)
+    assert (pair.verdict, pair.in_words) == (verdict, words)
+
+
+def verdict_at(low, high, arm="tied"):
+    mean = (low + high) / 2
+    pair = Pair(arm, "untied", mean, low, high, 3, {}, both=(low, high), margin=0.02)
+    return decide([pair], saved=1000)
+
+
+@pytest.mark.parametrize("arm", ["tied", "tied-wide"])
+def test_a_wide_interval_is_no_tie(arm):
+    """Too few seeds to tell is not the same as no difference."""
+    verdict, sentence = verdict_at(-0.03, 0.5, arm)
+    assert verdict == "undecided"
+    assert sentence.startswith("Not enough evidence: ")
+    assert "beyond the margin of ±0.0200 are not ruled out: add seeds (--until-clear)" in sentence
+    assert "Tie" not in sentence
+
+
+@pytest.mark.parametrize("arm", ["tied", "tied-wide"])
+def test_worse_within_the_margin_is_said_to_be_both(arm):
+    verdict, sentence = verdict_at(0.005, 0.015, arm)
+    assert verdict == "no-difference"
+    assert sentence.startswith("Equivalent: ")
+    assert f"{arm} ends 0.0100 nats a token above untied, within the margin of ±0.0200" in sentence
+    assert ("Tie: it saves 1,000" in sentence) == (arm == "tied")
+
+
+def test_margin_is_relative_or_in_nats():
+    nll = {"tied": {0: 4.0, 1: 4.0}, "untied": {0: 3.0, 1: 5.0}}
+    assert paired("tied", "untied", nll, margin=Margin.parse("0.5%")).margin == pytest.approx(0.02)
+    assert paired("untied", "tied", nll, margin=Margin.parse("1e-2")).margin == 0.01
+    assert str(Margin.parse(" 2 %")) == "2 %"
+    assert str(Margin.parse("0.01")) == "0.01 nats"
+    for bad in ("0", "-1%", "nan", "1 nat", "", "%", "1e999"):
+        with pytest.raises(LMHeadError, match="no share such as"):
+            Margin.parse(bad)
+
+
+def test_two_widths_of_interval():
+    nll = {"tied": {0: 1.0, 1: 1.2, 2: 1.1}, "untied": {0: 1.3, 1: 1.4, 2: 1.45}}
+    plain, strict = (paired("tied", "untied", nll, confidence=c) for c in (0.95, 0.99))
+    assert strict.low < plain.low < plain.high < strict.high
+    assert "99 % interval" in decide([strict], 1)[1]

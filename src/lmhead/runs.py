@@ -5,6 +5,8 @@ config.toml      resolved settings, versions, arms and seeds
 metrics.jsonl    one row a measurement: train, valid, done
 tokenizer/       the tokenizer
 tied/ untied/ …  a Hugging Face model folder for each arm (its best seed)
+tokens/          the loss of every held-out token, for each arm and seed
+tuning/          metrics of the settings tried with --tune
 report.html      the verdict and its evidence
 state/           checkpoints of jobs in progress, gone at the end
 ```
@@ -48,6 +50,9 @@ class RunFolder:
         self.report_file = self.path / "report.html"
         self.tokenizer = self.path / "tokenizer"
         self.state = self.path / "state"
+        self.tokens = self.path / "tokens"
+        self.heldout_file = self.tokens / "heldout.npz"
+        self.tuning = self.path / "tuning"
 
     def __str__(self) -> str:
         return str(self.path)
@@ -57,6 +62,9 @@ class RunFolder:
 
     def job_state(self, arm: str, seed: int) -> Path:
         return self.state / f"{arm}-{seed}"
+
+    def token_file(self, arm: str, seed: int) -> Path:
+        return self.tokens / f"{arm}-{seed}.npy"
 
     @property
     def resume_command(self) -> str:
@@ -222,9 +230,14 @@ class RunFolder:
 
 def write_atomic(path: Path, text: str) -> None:
     """Write a file whole or not at all, through a neighbour that is synced and renamed."""
+    write_bytes_atomic(path, text.encode("utf-8"))
+
+
+def write_bytes_atomic(path: Path, data: bytes) -> None:
+    """`write_atomic` for bytes."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
+    with temporary.open("wb") as file:
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

@@ -15,7 +15,12 @@ from lmhead.cli.output import console, print_json
 from lmhead.cli.recipe import RECIPE_OPTIONS, recipe_name, resume_recipe, run_recipe
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
     from lmhead.lab.result import Comparison
+    from lmhead.lab.stats import Pair
 
 
 class Duration(click.ParamType[float]):
@@ -48,6 +53,8 @@ Examples:
   lmhead compare my-text.txt --budget 10m
   lmhead compare 'books/*.txt' --tokenizer bpe:16000 --model qwen3 --set hidden_size=256
   lmhead compare --recipe press-wolf-small --data ptb   # a paper's experiment
+  lmhead compare my-text.txt --tokens 2M --seeds 3 --until-clear --max-seeds 10 --margin 0.5%
+  lmhead compare my-text.txt --budget 1h --tune lr=1e-3,2e-3,4e-3 --tune init_std=0.02,0.05
   lmhead compare --resume runs/compare-20260131-101500
 """
 
@@ -105,6 +112,37 @@ Examples:
     "config.json its own]",
 )
 @click.option("--weight-decay", type=float, default=0.1, show_default=True, help="Of matrices.")
+@click.option(
+    "--loss",
+    type=click.Choice(["plain", "augmented"]),
+    default="plain",
+    show_default=True,
+    help="What is trained on; augmented: Inan et al. 2016. Validation is plain.",
+)
+@click.option(
+    "--loss-alpha", type=float, default=10.0, show_default=True, help="Of the augmented loss."
+)
+@click.option(
+    "--loss-temperature", type=float, default=20.0, show_default=True, help="Of the augmented loss."
+)
+@click.option(
+    "--margin",
+    default="0.5%",
+    show_default=True,
+    help="What is too small to matter: of the reference arm's loss, or in nats (0.01).",
+)
+@click.option(
+    "--until-clear",
+    is_flag=True,
+    help="Add seeds until every pair is better, worse or equivalent; the intervals allow for it.",
+)
+@click.option("--max-seeds", type=int, help="With --until-clear: at most these.  [default: 8]")
+@click.option(
+    "--tune",
+    multiple=True,
+    metavar="KEY=V1,V2",
+    help="Try values of lr, init_std or weight_decay with each arm, and take its best.",
+)
 @click.option(
     "--precision",
     type=click.Choice(["auto", "fp32", "bf16"]),
@@ -170,6 +208,13 @@ def command(resume: str | None, as_json: bool, quiet: bool, **options: Any) -> N
                     seq_len=options["seq_len"],
                     init_std=options["init_std"],
                     weight_decay=options["weight_decay"],
+                    loss=options["loss"],
+                    loss_alpha=options["loss_alpha"],
+                    loss_temperature=options["loss_temperature"],
+                    margin=options["margin"],
+                    until_clear=options["until_clear"],
+                    max_seeds=options["max_seeds"],
+                    tune=options["tune"],
                     precision=options["precision"],
                     device="cpu" if options["cpu"] else "auto",
                     out=run.path,
@@ -188,6 +233,8 @@ def command(resume: str | None, as_json: bool, quiet: bool, **options: Any) -> N
 def print_comparison(result: Comparison) -> None:
     """The table of arms, the pairs and the verdict, for people."""
     from rich.table import Table
+
+    from lmhead.lab.stats import percent
 
     out = console()
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")  # 80 wide
@@ -212,17 +259,42 @@ def print_comparison(result: Comparison) -> None:
     for pair in result.pairs:
         interval = (
             "one seed, no interval"
-            if pair.low is None
-            else f"95 % interval {pair.low:+.4f} to {pair.high:+.4f}"
+            if pair.low is None or pair.high is None
+            else f"{percent(pair.confidence)} interval {_range(pair.low, pair.high)}"
         )
         out.print(f"{pair.arm} − {pair.against}: {pair.difference:+.4f} nats/token ({interval})")
+    if any(pair.both for pair in result.pairs):
+        out.print()
+        out.print(_verdicts(result.pairs))
     out.print()
     out.print(result.sentence, style="bold")
     out.print(result.scope)
+    out.print(result.method)
     out.print()
     out.print(f"Report: {result.run}/report.html", soft_wrap=True)
     if result.jobs_done:
         out.print(f"Next:   lmhead predict {shlex.quote(result.run)} TEXT", soft_wrap=True)
+
+
+def _verdicts(pairs: Sequence[Pair]) -> Table:
+    """The intervals over text and over both, and what follows from them, pair by pair."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("pair", "over text", "over seeds and text", "verdict"):
+        table.add_column(name)
+    for pair in pairs:
+        table.add_row(
+            f"{pair.arm} − {pair.against}",
+            _range(*pair.text) if pair.text else "–",
+            _range(*pair.both) if pair.both else "–",
+            pair.in_words,
+        )
+    return table
+
+
+def _range(low: float, high: float) -> str:
+    return f"{low:+.4f} to {high:+.4f}"
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -20,12 +20,17 @@ from transformers.utils import logging as transformers_logging
 from lmhead.errors import LMHeadError, SourceError
 from lmhead.lab import plan
 from lmhead.lab.arms import ARMS, Arm, build, draw, plan_arms
+from lmhead.lab.augmented import ALPHA, LOSSES, TEMPERATURE, check_augmented
 from lmhead.lab.configs import base_config, default_init_std, is_preset, portable, with_tie
 from lmhead.lab.corpus import load_corpus
 from lmhead.lab.report import write_report
 from lmhead.lab.result import Comparison
+from lmhead.lab.sequential import look_confidence
+from lmhead.lab.stats import DEFAULT_MARGIN, Margin
 from lmhead.lab.tokens import UNKNOWN, make_tokenizer, open_tokenizer
 from lmhead.lab.train import Training, train_job
+from lmhead.lab.tune import TUNE_SEED, Setting, Tuner, applied, parse_grid, settings_of, split
+from lmhead.lab.until_clear import add_seeds, check_until_clear
 from lmhead.runs import RunFolder, fresh_folder
 
 PACKAGES = ("lmhead", "torch", "transformers", "accelerate", "tokenizers", "numpy", "scipy")
@@ -72,6 +77,13 @@ def compare(
     seq_len: int = 64,
     init_std: float | None = None,
     weight_decay: float = 0.1,
+    loss: str = "plain",
+    loss_alpha: float = ALPHA,
+    loss_temperature: float = TEMPERATURE,
+    margin: str | Margin = DEFAULT_MARGIN,
+    until_clear: bool = False,
+    max_seeds: int | None = None,
+    tune: Sequence[str] = (),
     precision: str = "auto",
     device: str = "auto",
     out: str | Path | None = None,
@@ -95,6 +107,14 @@ def compare(
         init_std: standard deviation of both tables' initial values in every arm; None: for a
             model at the demo's size 0.5/√d, unless `overrides` sets `initializer_range`, and
             for one from a file the config's own.
+        loss: what is trained on, `plain` or `augmented` (see `lmhead.lab.augmented`, with its
+            alpha and temperature); validation is plain.
+        margin: of equivalence, "0.5%" of the reference arm's loss or "0.01" nats a token.
+        until_clear: add seeds, one at a time, until every pair of arms is better, worse or
+            equivalent, or the budget or `max_seeds` (8 if not given) ends; a budget without
+            `tokens` is planned for all of `max_seeds`.
+        tune: `lr=1e-3,2e-3`, `init_std=…` or `weight_decay=…`: values of which each arm gets its
+            best, chosen on a slice of the training side; several make a grid.
         precision: `fp32`, `bf16`, or `auto`: bf16 on a GPU that has it.
         device: `cpu`, or `auto` for what accelerate finds.
         out: the run folder to make; None: `runs/compare-DATE-TIME`.
@@ -111,6 +131,12 @@ def compare(
     _prepare()
     run = RunFolder(out or default_out())
     run.refuse_existing()
+    grid = parse_grid(tune)
+    margin = Margin.parse(margin) if isinstance(margin, str) else margin
+    if loss not in LOSSES:
+        raise LMHeadError(f"no loss {loss!r}", f"choose from {', '.join(LOSSES)}")
+    check_augmented(loss_alpha, loss_temperature)
+    most_seeds = check_until_clear(until_clear, seeds, max_seeds, arms)
     plan.check_numbers(
         weight_decay, seeds=seeds, batch_size=batch_size, seq_len=seq_len, lr=lr, tokens=tokens,
         budget=budget, init_std=init_std,
@@ -142,7 +168,12 @@ def compare(
         early_tokens=plan.EARLY_VALID,
         checkpoint_seconds=plan.CHECKPOINT_SECONDS,
         threads=torch.get_num_threads(),
+        loss=loss,
+        loss_alpha=loss_alpha,
+        loss_temperature=loss_temperature,
     )
+    settings_tried = len(settings_of(grid))
+    chosen_on = len(split(data.train, batch_size, seq_len)[1]) if grid else 0
     plan.check_memory(planned, device)
     plan.check_tokens(tokens, training)
     if budget is None and tokens is None:
@@ -150,7 +181,8 @@ def compare(
     seconds = 0.0 if budget is None else plan.TRIAL_SECONDS
     speeds = [plan.trial(arm, base, init_std, data, training, seconds) for arm in planned]
     left = None if budget is None else budget - (time.monotonic() - began)
-    training = plan.plan_steps(training, speeds, seeds, len(data.valid), tokens, left)
+    trainings = settings_tried + (seeds if tokens is not None else most_seeds)
+    training = plan.plan_steps(training, speeds, trainings, len(data.valid), tokens, left)
     settings = {
         "schema_version": 1,
         "created": datetime.datetime.now().astimezone().replace(microsecond=0),
@@ -160,6 +192,19 @@ def compare(
         "seeds": list(range(seeds)),
         "saved_params": plan.saved_params(planned, config),
         **({} if init_std is None else {"init_std": init_std}),
+        "margin": asdict(margin),
+        **(
+            {
+                "until_clear": {
+                    "max_seeds": most_seeds,
+                    "confidence": look_confidence(seeds, most_seeds),
+                    **({} if budget is None else {"budget": budget}),
+                }
+            }
+            if until_clear
+            else {}
+        ),
+        **({"tune": {"grid": grid, "slice_tokens": chosen_on - 1}} if grid else {}),
         "versions": _versions(),
         "machine": {
             "platform": platform.platform(),
@@ -181,7 +226,7 @@ def compare(
             "(not in the training side), in every arm alike"
         )
     with run.locked():
-        return _work(run, settings, data, tok, show)
+        return _work(run, settings, data, tok, show, began)
 
 
 def resume(path: str | Path, show: Show = _ignore) -> Comparison:
@@ -192,6 +237,7 @@ def resume(path: str | Path, show: Show = _ignore) -> Comparison:
             on another kind of device.
         SourceError: it is no run folder, or cannot be read.
     """
+    began = time.monotonic()
     _prepare()
     run = RunFolder(path)
     settings = run.config()
@@ -220,7 +266,7 @@ def resume(path: str | Path, show: Show = _ignore) -> Comparison:
                 f"{run.tokenizer}: the tokenizer gives other tokens than when the run began",
                 "bring the old tokenizer back, or start a new run",
             )
-        return _work(run, settings, data, tok, show)
+        return _work(run, settings, data, tok, show, began)
 
 
 def _work(
@@ -229,33 +275,59 @@ def _work(
     data: plan.Data,
     tokenizer: PreTrainedTokenizerFast,
     show: Show,
+    began: float,
 ) -> Comparison:
-    """Train what is not done yet; seed by seed, so that pairs are complete early."""
+    """Do what is not done yet: tune, then train seed by seed, so that pairs are complete early."""
     try:
         training = Training(**settings["training"])
         arms = [Arm.from_dict(values) for values in settings["arms"].values()]
+        grid = settings["tune"]["grid"] if "tune" in settings else {}
+        clear = settings.get("until_clear")
+        most_seeds = clear["max_seeds"] if clear else len(settings["seeds"])
     except (TypeError, KeyError) as error:
         raise SourceError(f"{run.config_file}: {error}") from error
     if training.threads != torch.get_num_threads():
         torch.set_num_threads(training.threads)
-    done = {(row["arm"], row["seed"]) for row in run.done()}
-    jobs = [(seed, arm) for seed in settings["seeds"] for arm in arms]
-    for number, (seed, arm) in enumerate(jobs):
-        if (arm.name, seed) not in done:
-            moment = partial(Moment, number, len(jobs), arm.name, seed, training.steps)
-            model = build(arm, draw(settings["base"], seed, settings.get("init_std")))
-            train_job(
-                run,
-                arm.name,
-                seed,
-                model,
-                tokenizer,
-                data.train,
-                data.valid,
-                training,
-                lambda *at, moment=moment: show(moment(*at)),
-            )
-        run.promote(arm.name)
+    plan.write_facts_of_tokens(run, data, training.seq_len)
+    base, init_std = settings["base"], settings.get("init_std")
+    tried = len(settings_of(grid)) * len(arms)
+    jobs = tried + most_seeds * len(arms)
+
+    best: dict[str, Setting] = {}
+    if grid:
+        tuner = Tuner(run, base, init_std, grid, tokenizer, data.train, training)
+        best = tuner(
+            arms,
+            lambda number, label, *at: show(
+                Moment(number, jobs, label, TUNE_SEED, training.steps, *at)
+            ),
+        )
+
+    def train_seed(seed: int) -> None:
+        done = {row["arm"] for row in run.done() if row["seed"] == seed}
+        for place, arm in enumerate(arms):
+            if arm.name not in done:
+                number = tried + seed * len(arms) + place
+                moment = partial(Moment, number, jobs, arm.name, seed, training.steps)
+                loop, std = applied(training, init_std, best.get(arm.name, {}))
+                model = build(arm, draw(base, seed, std))
+                train_job(
+                    run,
+                    arm.name,
+                    seed,
+                    model,
+                    tokenizer,
+                    data.train,
+                    data.valid,
+                    loop,
+                    lambda *at, moment=moment: show(moment(*at)),
+                )
+            run.promote(arm.name)
+
+    for seed in settings["seeds"]:
+        train_seed(seed)
+    if clear:
+        add_seeds(run, len(settings["seeds"]), most_seeds, clear.get("budget"), train_seed, began)
     run.clear_state()
     return write_report(run)
 

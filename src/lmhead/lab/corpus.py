@@ -6,9 +6,12 @@ import glob
 import hashlib
 import os
 import random
+import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import accumulate
 from pathlib import Path
 
 from lmhead.errors import LMHeadError, SourceError, short
@@ -30,6 +33,8 @@ class Corpus:
         files: the files read, in order (empty for a bundled corpus).
         train, valid: the two sides; together every character that was read.
         sha256: of the text as read, so that a resumed run can tell that it changed.
+        valid_documents: the first character of each document in `valid`; empty where the text
+            has neither blank lines nor several files.
     """
 
     name: str
@@ -37,6 +42,7 @@ class Corpus:
     train: str
     valid: str
     sha256: str
+    valid_documents: tuple[int, ...] = ()
 
 
 def load_corpus(texts: Sequence[str] = (), corpus: str | None = None) -> Corpus:
@@ -65,7 +71,8 @@ def load_corpus(texts: Sequence[str] = (), corpus: str | None = None) -> Corpus:
         name = texts[0] if len(texts) == 1 else f"{texts[0]} and {len(texts) - 1} more"
         if not text.strip():
             raise LMHeadError(f"{name}: no text in {len(paths)} file(s)", "name other files")
-        return _split(name, tuple(str(path) for path in paths), text)
+        ends = accumulate(map(len, apart))
+        return _split(name, tuple(str(path) for path in paths), text, files_at=(0, *ends))
     name = corpus or "mandarin"
     if name not in BUNDLED:
         raise LMHeadError(f"no bundled corpus {name!r}", f"choose from {', '.join(BUNDLED)}")
@@ -149,7 +156,33 @@ def _blocks(text: str) -> list[str]:
     return blocks
 
 
-def _split(name: str, files: tuple[str, ...], text: str, shuffle_lines: bool = False) -> Corpus:
+def _documents(
+    text: str, blocks: Sequence[str], held: set[int], files_at: Sequence[int]
+) -> list[int]:
+    """Where documents begin on the held-out side: files, text after blank lines, and each place
+    where a held-out block stood elsewhere than after the one before it."""
+    starts = sorted({*files_at, *(match.end() for match in re.finditer(r"\n\s*\n", text))})
+    if len(starts) < 2:
+        return []
+    found, position, begin = [], 0, 0
+    for index, block in enumerate(blocks):
+        if index in held:
+            if index - 1 not in held:
+                found.append(position)
+            first, last = bisect_left(starts, begin), bisect_left(starts, begin + len(block))
+            found += [position + start - begin for start in starts[first:last]]
+            position += len(block)
+        begin += len(block)
+    return sorted(set(found))
+
+
+def _split(
+    name: str,
+    files: tuple[str, ...],
+    text: str,
+    shuffle_lines: bool = False,
+    files_at: Sequence[int] = (0,),
+) -> Corpus:
     blocks = _blocks(text)
     rng = random.Random(SPLIT_SEED)
     order = rng.sample(range(len(blocks)), len(blocks))
@@ -163,10 +196,11 @@ def _split(name: str, files: tuple[str, ...], text: str, shuffle_lines: bool = F
         "".join(block for index, block in enumerate(blocks) if (index in held) == side)
         for side in (False, True)
     ]
+    documents = [] if shuffle_lines else _documents(text, blocks, held, files_at)
     if shuffle_lines:
         for number, side in enumerate(sides):
             lines = side.splitlines(keepends=True)
             rng.shuffle(lines)
             sides[number] = "".join(lines)
     digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
-    return Corpus(name, files, sides[0], sides[1], digest)
+    return Corpus(name, files, sides[0], sides[1], digest, tuple(documents))

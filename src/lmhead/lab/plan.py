@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor
@@ -19,15 +20,17 @@ from lmhead.errors import LMHeadError, first_line
 from lmhead.lab.arms import Arm, build, count, draw
 from lmhead.lab.configs import with_tie
 from lmhead.lab.corpus import Corpus
+from lmhead.lab.heldout import cut, document_starts, write_heldout
 from lmhead.lab.tokens import encode, vocabulary_size
 from lmhead.lab.train import (
     Batches,
     Training,
     evaluate,
     fresh_accelerator,
-    next_token_loss,
     optimizer_for,
+    training_loss,
 )
+from lmhead.runs import RunFolder
 
 LOG_POINTS, VALID_POINTS = 64, 8
 CHECKPOINT_SECONDS = 15.0
@@ -41,11 +44,13 @@ RESERVE = 0.12  # of the budget, for a machine that slows down
 
 @dataclass(frozen=True)
 class Data:
-    """Token streams, int64 [tokens], and what is known about the text."""
+    """Token streams, int64 [tokens], what is known about the text, and where its documents
+    begin in `valid`, where there are any."""
 
     train: Tensor
     valid: Tensor
     facts: dict[str, Any]
+    documents: Sequence[int] = ()
 
 
 def read_data(text: Corpus, tokenizer: PreTrainedTokenizerFast) -> Data:
@@ -72,7 +77,18 @@ def read_data(text: Corpus, tokenizer: PreTrainedTokenizerFast) -> Data:
         "valid_unknown": 0 if unknown is None else int((valid == unknown).sum()),
         "vocab_size": vocabulary_size(tokenizer),
     }
-    return Data(train, valid, facts)
+    documents = text.valid_documents and document_starts(
+        tokenizer, text.valid, text.valid_documents
+    )
+    return Data(train, valid, facts, documents)
+
+
+def write_facts_of_tokens(run: RunFolder, data: Data, seq_len: int) -> None:
+    """Write what is known about each evaluated token, unless it stands there already."""
+    if not run.heldout_file.is_file():
+        trained = np.bincount(data.train.numpy(), minlength=data.facts["vocab_size"])
+        pieces = cut(len(data.valid), data.documents, seq_len)
+        write_heldout(run, data.valid.numpy(), trained, pieces)
 
 
 def check_numbers(weight_decay: float, **above_zero: float | None) -> None:
@@ -140,7 +156,7 @@ def trial(
         with accelerator.autocast():
             while len(times) < TRIAL_STEPS or time.perf_counter() < began + seconds:
                 start = time.perf_counter()
-                loss = next_token_loss(model, batches(len(times)))
+                loss = training_loss(model, batches(len(times)), t)
                 loss.backward()  # type: ignore[no-untyped-call]
                 torch.nn.utils.clip_grad_norm_(model.parameters(), t.clip)
                 optimizer.step()
@@ -221,7 +237,7 @@ def plan_steps(
     Args:
         training: the settings so far.
         speeds: of each arm.
-        seeds: how many trainings of each arm.
+        seeds: how many trainings of each arm, those for tuning among them.
         valid_tokens: held-out tokens.
         tokens: training tokens for each model, as asked for; None: as many as fit.
         seconds: what is left of the budget; None: no limit.

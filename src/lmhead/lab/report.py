@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from lmhead.lab import charts
+from lmhead.lab.breakdown import Bucket
 from lmhead.lab.result import Comparison, summarise
 from lmhead.runs import Row, RunFolder, write_atomic
 
@@ -30,7 +31,9 @@ def write_report(run: str | Path | RunFolder) -> Comparison:
     environment = Environment(
         loader=PackageLoader("lmhead", "lab"), autoescape=True, trim_blocks=True
     )
-    environment.filters.update(number=_number, signed=_signed, megabytes=_megabytes)
+    environment.filters.update(
+        number=_number, signed=_signed, megabytes=_megabytes, interval=_interval
+    )
     early, valid = config["training"]["early_tokens"], config["text"]["valid_tokens"]
     page = environment.get_template("report.html.jinja").render(
         name=folder.path.resolve().name,
@@ -42,10 +45,28 @@ def write_report(run: str | Path | RunFolder) -> Comparison:
         if early < valid
         else "",
         params_chart=Markup(charts.parameters({n: a.params for n, a in result.arms.items()})),
+        breakdowns=breakdowns(result),
         settings=list(_settings(config)),
     )
     write_atomic(folder.report_file, page)
     return result
+
+
+def breakdowns(result: Comparison) -> list[tuple[str, str, tuple[Bucket, ...]]]:
+    """The tables that split the held-out tokens: title, note, rows."""
+    each = "Nats a token at the end; differences with their interval over seeds and text."
+    return [
+        (
+            "By how often a token was seen in training",
+            f"Rows: how often the token to predict stands in the training side. {each}",
+            result.frequency,
+        ),
+        (
+            "By place in the window",
+            f"Rows: how many tokens of its window a prediction sees. {each}",
+            result.position,
+        ),
+    ]
 
 
 LOSS = {"valid": "valid_nll", "train": "loss"}
@@ -95,6 +116,10 @@ def _number(value: float | None, digits: int = 4) -> str:
 
 def _signed(value: float | None) -> str:
     return "–" if value is None else f"{value:+.4f}"
+
+
+def _interval(bounds: tuple[float | None, float | None] | None) -> str:
+    return "–" if bounds is None or None in bounds else " to ".join(map(_signed, bounds))
 
 
 def _megabytes(value: int | None) -> str:

@@ -9,7 +9,12 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from lmhead.lab.breakdown import Bucket, by_frequency, by_position
+from lmhead.lab.heldout import read_token_losses
+from lmhead.lab.intervals import CONFIDENCE
+from lmhead.lab.scope import Looks, margin_of, method, read_looks, scope
 from lmhead.lab.stats import Pair, Verdict, all_pairs, decide, evidence
+from lmhead.lab.tried import Tuning, read_tuning
 from lmhead.runs import Row, RunFolder
 
 SCHEMA_VERSION = 1
@@ -49,7 +54,9 @@ class Comparison:
     """The result of a comparison; `verdict` is one of tie, tie-wide, no-difference,
     do-not-tie, undecided, and `sentence` gives it with its evidence.
 
-    `scope` says on which text, for how long and at which setting it holds.
+    `scope` says on which text, for how long and at which setting it holds, `method` where the
+    intervals come from. `frequency` and `position` split the evaluated tokens; they are empty
+    where no losses of tokens were kept. `tuning` and `looks` are None where there were none.
     """
 
     run: str
@@ -60,10 +67,12 @@ class Comparison:
     scope: str
     jobs_done: int
     jobs: int
-
-    @property
-    def finished(self) -> bool:
-        return self.jobs_done == self.jobs
+    finished: bool
+    method: str
+    frequency: tuple[Bucket, ...]
+    position: tuple[Bucket, ...]
+    tuning: Tuning | None
+    looks: Looks | None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -71,7 +80,10 @@ class Comparison:
             **vars(self),
             "arms": {name: arm.to_dict() for name, arm in self.arms.items()},
             "pairs": [pair.to_dict() for pair in self.pairs],
-            "finished": self.finished,
+            "frequency": [bucket.to_dict() for bucket in self.frequency],
+            "position": [bucket.to_dict() for bucket in self.position],
+            "tuning": self.tuning and self.tuning.to_dict(),
+            "looks": self.looks and self.looks.to_dict(),
         }
 
 
@@ -83,20 +95,48 @@ def summarise(run: str | Path | RunFolder) -> Comparison:
         SourceError: no run folder, or its files are broken.
     """
     folder = run if isinstance(run, RunFolder) else RunFolder(run)
-    config = folder.config()
-    done = folder.done()
+    config, rows = folder.config(), folder.rows()
+    done = [row for row in rows if row["event"] == "done"]
     arms = {name: _arm(name, config, done) for name in config["arms"]}
-    pairs = all_pairs({name: arm.valid_nll for name, arm in arms.items()})
+    looks = read_looks(config, rows)
+    seeds = looks.seeds if looks else len(config["seeds"])
+    tuning = read_tuning(config, rows, seeds)
+    margin, confidence = margin_of(config), looks.confidence if looks else CONFIDENCE
+    tokens = read_token_losses(folder, [(row["arm"], row["seed"]) for row in done])
+    pairs = all_pairs(
+        {name: arm.valid_nll for name, arm in arms.items()},
+        tokens=tokens,
+        margin=margin,
+        confidence=confidence,
+    )
     verdict, sentence = decide(pairs, config["saved_params"])
-    jobs = len(arms) * len(config["seeds"])
-    if len(done) < jobs:
+    jobs = len(arms) * seeds
+    finished = len(done) == jobs and (looks is None or looks.stop != "")
+    if not finished:
         so_far = "; ".join(map(evidence, pairs)) or "no pair"
         sentence = (
             f"Not finished ({len(done)} of {jobs} trainings; "
             f"`{folder.resume_command}` carries on). So far: {so_far}."
         )
         verdict = "undecided"  # whatever the finished seeds say
-    return Comparison(str(folder), arms, pairs, verdict, sentence, scope(config), len(done), jobs)
+    window = config["training"]["seq_len"]
+    split = tokens if tokens and tokens.losses else None
+    return Comparison(
+        run=str(folder),
+        arms=arms,
+        pairs=pairs,
+        verdict=verdict,
+        sentence=sentence,
+        scope=" ".join([scope(config, tuning), *([looks.sentence()] if looks else [])]),
+        jobs_done=len(done),
+        jobs=jobs,
+        finished=finished,
+        method=method(tokens, margin),
+        frequency=by_frequency(split, margin, confidence) if split else (),
+        position=by_position(split, window, margin, confidence) if split else (),
+        tuning=tuning,
+        looks=looks,
+    )
 
 
 def _arm(name: str, config: Mapping[str, Any], done: Sequence[Row]) -> ArmResult:
@@ -117,17 +157,4 @@ def _arm(name: str, config: Mapping[str, Any], done: Sequence[Row]) -> ArmResult
         perplexity=None if mean is None else math.exp(min(mean, 700.0)),
         tokens_per_s=median(row["tokens_per_s"] for row in rows.values()) if rows else None,
         peak_bytes=max((row["peak_bytes"] for row in rows.values()), default=None),
-    )
-
-
-def scope(config: Mapping[str, Any]) -> str:
-    """On what the verdict stands: text, budget and setting, in a sentence."""
-    training, text = config["training"], config["text"]
-    tokens = training["steps"] * training["batch_size"] * training["seq_len"]
-    std = config.get("init_std", config["base"].get("initializer_range"))
-    return (
-        f"One setting: {config['model']} on {text['name']}, {tokens:,} tokens a model "
-        f"({tokens / text['train_tokens']:.1f} passes), learning rate {training['lr']:g}, "
-        f"tables' initial std {'the architecture’s own' if std is None else f'{std:g}'}. "
-        "Budget, rate and initial scale can turn the answer."
     )

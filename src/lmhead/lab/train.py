@@ -18,11 +18,17 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_cosine_schedule_with_warmup
 
 from lmhead.errors import LMHeadError
+from lmhead.lab.augmented import ALPHA, TEMPERATURE, augmented_loss
+from lmhead.lab.heldout import write_losses
 from lmhead.lab.memory import PeakMemory
 from lmhead.runs import RunFolder, fresh_folder, recover_folder
 
 CHECKPOINT_SHARE = 20  # a checkpoint may take a twentieth of the time to the next
 WARM_STEPS = 2  # not timed; the second is where memory is measured
+
+
+class DivergedError(LMHeadError):
+    """A loss or gradient that is no longer finite."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,8 @@ class Training:
         checkpoint_seconds: least time between two checkpoints; more where one takes long, so
             that they cost at most a twentieth.
         threads: of torch on a CPU; a resumed run needs the same for the same numbers.
+        loss: what is trained on, "plain" or "augmented"; validation is always plain.
+        loss_alpha, loss_temperature: of the augmented loss.
     """
 
     steps: int
@@ -59,6 +67,9 @@ class Training:
     early_tokens: int
     checkpoint_seconds: float
     threads: int
+    loss: str = "plain"
+    loss_alpha: float = ALPHA
+    loss_temperature: float = TEMPERATURE
 
     @property
     def tokens_per_step(self) -> int:
@@ -99,24 +110,47 @@ def next_token_loss(model: Any, ids: Tensor, reduction: str = "mean") -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction=reduction)
 
 
+def training_loss(model: Any, ids: Tensor, training: Training) -> Tensor:
+    """The loss that is trained on, mean nats a token of ids[:, 1:]."""
+    if training.loss == "plain":
+        return next_token_loss(model, ids)
+    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+    return augmented_loss(
+        logits.flatten(0, 1),
+        ids[:, 1:].flatten(),
+        model.get_input_embeddings().weight,
+        alpha=training.loss_alpha,
+        temperature=training.loss_temperature,
+    )
+
+
 @torch.no_grad()
-def evaluate(model: Any, stream: Tensor, batch_size: int, seq_len: int) -> float:
-    """Mean nats a token over a stream, every token but the first predicted once.
+def token_losses(model: Any, stream: Tensor, batch_size: int, seq_len: int) -> Tensor:
+    """Nats for every token of a stream but the first, in order: float32 [tokens - 1] on the CPU.
 
     Windows do not overlap; a token sees what stands before it in its own window.
     """
     model.eval()
-    total = torch.zeros((), dtype=torch.float64)
+    losses = []
     whole = (len(stream) - 1) // seq_len
     starts = torch.arange(whole, device=stream.device) * seq_len
     reach = torch.arange(seq_len + 1, device=stream.device)
     for first in range(0, whole, batch_size):
         part = starts[first : first + batch_size]
-        total += next_token_loss(model, stream[part[:, None] + reach], "sum").cpu().double()
+        losses.append(next_token_loss(model, stream[part[:, None] + reach], "none").cpu())
     if len(stream) - 1 > whole * seq_len:
-        total += next_token_loss(model, stream[None, whole * seq_len :], "sum").cpu().double()
+        losses.append(next_token_loss(model, stream[None, whole * seq_len :], "none").cpu())
     model.train()
-    return float(total) / (len(stream) - 1)
+    return torch.cat(losses)
+
+
+def evaluate(model: Any, stream: Tensor, batch_size: int, seq_len: int) -> float:
+    """Mean nats a token over a stream; see `token_losses`."""
+    return mean_loss(token_losses(model, stream, batch_size, seq_len))
+
+
+def mean_loss(losses: Tensor) -> float:
+    return float(losses.double().mean())
 
 
 def optimizer_for(model: PreTrainedModel, lr: float, weight_decay: float) -> torch.optim.AdamW:
@@ -164,7 +198,8 @@ def train_job(
 ) -> None:
     """Train one arm with one seed to the end, from its last checkpoint where there is one.
 
-    Rows go to the run's metrics, the model to the job's state folder.
+    Rows go to the run's metrics, the model to the job's state folder, the loss of every
+    held-out token at the end to `tokens/`.
 
     Args:
         run: the run folder; rows of this job behind its checkpoint are dropped.
@@ -176,7 +211,7 @@ def train_job(
         show: called after every step with its number and, where it is known, the loss.
 
     Raises:
-        LMHeadError: the loss is no longer finite.
+        DivergedError: the loss is no longer finite.
     """
     t = training
     gc.collect()  # accelerate's autocast wrapper keeps the model of the job before in a cycle
@@ -200,18 +235,19 @@ def train_job(
     def check_finite(**values: float) -> None:
         if not all(map(math.isfinite, values.values())):
             found = ", ".join(f"{name.replace('_', ' ')} {v}" for name, v in values.items())
-            raise LMHeadError(
+            raise DivergedError(
                 f"{arm}, seed {seed}: {found} at step {progress.step}, learning rate {t.lr:g}",
                 f"use a smaller rate, for example --lr {t.lr / 4:g}"
                 if progress.step
                 else "use a smaller --init-std",
             )
 
-    def validate(tokens: Tensor) -> float:
-        nll = evaluate(model, tokens, t.batch_size, t.seq_len)
+    def validate(tokens: Tensor) -> Tensor:
+        losses = token_losses(model, tokens, t.batch_size, t.seq_len)
+        nll = mean_loss(losses)
         check_finite(validation_loss=nll)
         run.append({"event": "valid", **place(), "valid_nll": nll})
-        return nll
+        return losses
 
     if recover_folder(state / "checkpoint"):
         accelerator.load_state(str(state / "checkpoint"))
@@ -227,7 +263,7 @@ def train_job(
     while progress.step < t.steps:
         measure = progress.step == WARM_STEPS - 1  # the first has no optimiser state yet
         with PeakMemory(model, optimizer, streams, active=measure) as memory:
-            loss = next_token_loss(model, batches(progress.step))
+            loss = training_loss(model, batches(progress.step), t)
             accelerator.backward(loss)
             norm = accelerator.clip_grad_norm_(model.parameters(), t.clip)
             rate = schedule.get_last_lr()[0]
@@ -264,7 +300,8 @@ def train_job(
             )
         clock = time.perf_counter()
 
-    nll = validate(valid)
+    losses_at_end = validate(valid)
+    write_losses(run, arm, seed, losses_at_end.numpy())
     with fresh_folder(state / "model") as folder:
         accelerator.unwrap_model(model).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -273,7 +310,7 @@ def train_job(
         {
             "event": "done",
             **place(),
-            "valid_nll": nll,
+            "valid_nll": mean_loss(losses_at_end),
             "tokens_per_s": timed / progress.seconds,
             "peak_bytes": progress.peak_bytes,
         }
