@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from lmhead.errors import LMHeadError, SourceError
-from lmhead.lab.recipes.translation import arms, batches, bootstrap, pairs, settings, train
+from lmhead.lab.recipes.translation import arms, batches, pairs, settings, train
 from lmhead.runs import RunFolder
 from lmhead.tying import find_ties
 
@@ -408,17 +408,6 @@ def test_a_loss_that_is_not_finite_says_what_to_do(tmp_path, sides, tokenizer):
 # --- scores and intervals -----------------------------------------------------------------------
 
 
-def test_the_interval_of_a_mean_covers_as_it_says():
-    rng = np.random.default_rng(0)
-    hits = 0
-    for _ in range(200):
-        groups = np.repeat(np.arange(60), 5)
-        values = np.repeat(rng.normal(0.3, 1, 60), 5) + rng.normal(0, 0.1, 300)
-        low, high = bootstrap.mean_interval(values, groups)
-        hits += low < 0.3 < high
-    assert 180 <= hits <= 200, "95 %, whole groups resampled: alone, tokens would cover half"
-
-
 def test_sums_of_sentences_give_sacrebleus_scores():
     pytest.importorskip("sacrebleu", reason="needs lmhead[mt]")
     from sacrebleu.metrics import BLEU, CHRF
@@ -473,19 +462,26 @@ def test_a_whole_run(finished):
         assert sorted(arm.valid_nll) == sorted(arm.bleu) == sorted(arm.chrf) == [0, 1]
         assert math.log(arm.perplexity) == pytest.approx(sum(arm.valid_nll.values()) / 2)
         arms.check_ties(name, AutoModelForSeq2SeqLM.from_pretrained(run / name))
-    assert [(p.arm, p.against, p.n) for p in result.pairs] == [
+    losses = [pair.loss for pair in result.pairs]
+    assert [(loss.arm, loss.against, loss.n) for loss in losses] == [
         ("three-way", "none", 2), ("decoder-tied", "none", 2), ("three-way", "decoder-tied", 2)
     ]  # fmt: skip
+    ratio = result.arms["three-way"].params["total"] / result.arms["none"].params["total"]
+    groups = np.load(run / "tokens" / "heldout.npz")["units"]
     for pair in result.pairs:
-        found, d = result.arms, pair.valid_nll
+        first, second = (result.arms[name] for name in (pair.loss.arm, pair.loss.against))
         for seed in (0, 1):
-            gap = found[pair.arm].valid_nll[seed] - found[pair.against].valid_nll[seed]
-            assert d.by_seed[seed] == pytest.approx(gap)
-        for measure in (d, pair.bleu, pair.chrf):
-            assert measure.low <= measure.difference <= measure.high
-            assert measure.boot_low <= measure.boot_high
-        assert d.boot_low < d.difference < d.boot_high
-    assert "three-way has" in result.sentence
+            gap = first.valid_nll[seed] - second.valid_nll[seed]
+            assert pair.loss.by_seed[seed] == pytest.approx(gap)
+            assert pair.bleu.by_seed[seed] == first.bleu[seed] - second.bleu[seed]
+        for gap in (pair.loss, pair.bleu, pair.chrf):
+            assert gap.low <= gap.difference <= gap.high
+            assert gap.both[0] <= gap.text[0] <= gap.text[1] <= gap.both[1]
+        assert pair.loss.text[0] < pair.loss.difference < pair.loss.text[1]
+        assert pair.loss.margin == pytest.approx(0.005 * second.per_token)
+    for path in (run / "tokens").glob("*-*.npy"):
+        assert len(np.load(path)) == len(groups), "a loss for each target token"
+    assert f"{ratio:.1%} of none's" in result.sentence
     assert "not tuned" in result.scope
     moments = [note for note in notes if not isinstance(note, str)]
     assert len(moments) == 6 * moments[0].steps
@@ -543,29 +539,35 @@ def test_an_unfinished_run_is_told_as_one(finished, tmp_path):
     assert found.verdict == "undecided"
     assert "Not finished (2 of 6 trainings" in found.sentence
     (pair,) = found.pairs
-    assert pair.n == 1
-    assert pair.valid_nll.low is None
-    assert pair.outcome == "unknown"
-    (run.path / "tokens" / "none-0.npy").unlink()
-    with pytest.raises(SourceError, match=r"none-0\.npy: cannot be read"):
+    assert pair.loss.n == 1
+    assert pair.loss.low is None
+    assert pair.loss.outcome == "unknown"
+    (run.path / "tokens" / "none-0.npy").write_bytes(b"cut")
+    with pytest.raises(SourceError, match=r"none-0\.npy"):
         summarise_translation(run)
 
 
 @pytest.mark.parametrize(
-    ("interval", "boot", "outcome"),
+    ("gaps", "verdict", "lead"),
     [
-        ((-0.2, -0.1), (-0.2, -0.1), "better"),
-        ((-0.2, -0.1), (-0.2, 0.1), "same"),
-        ((0.1, 0.2), (0.1, 0.2), "worse"),
-        ((-0.1, 0.2), (0.1, 0.2), "same"),
-        ((None, None), (0.1, 0.2), "unknown"),
+        ((-0.31, -0.30), "tie", "Tie: "),
+        ((0.31, 0.30), "do-not-tie", "Do not tie: "),
+        ((0.001, 0.0), "no-difference", "Equivalent: "),
+        ((0.31, -0.30), "undecided", "Not enough evidence: "),
+        ((0.3,), "undecided", "Not enough evidence: "),
     ],
 )
-def test_both_intervals_must_say_so(interval, boot, outcome):
-    from lmhead.lab.recipes.translation.result import ArmPair, Difference
+def test_the_verdict_follows_the_loss(finished, gaps, verdict, lead):
+    from lmhead.lab.recipes.translation.result import ArmPair
+    from lmhead.lab.recipes.translation.words import decide
+    from lmhead.lab.stats import paired
 
-    d = Difference(0.0, *interval, *boot, {0: 0.0})
-    assert ArmPair("three-way", "none", 3, d, d, d).outcome == outcome
+    nll = {"none": dict.fromkeys(range(9), 4.0)}
+    nll["three-way"] = {seed: 4.0 + gap for seed, gap in enumerate(gaps)}
+    pair = ArmPair(paired("three-way", "none", nll), finished[1].pairs[0].bleu, None)
+    found, sentence = decide([pair], finished[1].arms)
+    assert found == verdict
+    assert sentence.startswith(f"{lead}with ")
 
 
 def test_without_sacrebleu_one_line_says_what_to_install(tmp_path, monkeypatch):
@@ -601,11 +603,11 @@ def test_the_command_reports_a_run(finished):
     assert json.loads(out) == json.loads(json.dumps(finished[1].to_dict()))
     code, out, _ = lmhead("report", run)
     assert code == 0
-    for words in ("three-way − none", "BLEU", "by bootstrap over sentences", "47.6% there"):
+    for words in ("three-way − none", "BLEU", "95 % over seeds", "47.6% there"):
         assert words in out
     code, out, _ = lmhead("compare", "--resume", run, "--quiet")
     assert code == 0
-    assert "three-way has" in " ".join(out.split())
+    assert "of none's" in " ".join(out.split())
 
 
 def test_the_command_passes_its_options_on(finished, tmp_path):

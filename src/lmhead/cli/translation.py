@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from lmhead.cli.output import console, print_json
 
 if TYPE_CHECKING:
-    from lmhead.lab.recipes.translation.result import Difference, TranslationComparison
+    from lmhead.lab.recipes.translation.result import ScoreGap, TranslationComparison
+    from lmhead.lab.stats import Pair
 
 NAME = "transformer-mt"
 # The options of `compare` that this recipe takes beside those that all take.
-TAKEN = {"direction", "tokens", "lr", "overrides"}
+TAKEN = {"direction", "tokens", "lr", "overrides", "margin"}
 COLUMNS = ("nats/tok", "ppl", "BLEU", "chrF", "tables", "share", "total", "tok/s", "peak MB")
-MEASURES = (("valid_nll", "nats/token", 4), ("bleu", "BLEU", 2), ("chrf", "chrF", 2))
 
 
 def run(given: dict[str, Any], as_json: bool, quiet: bool) -> None:
@@ -90,9 +90,10 @@ def print_translation(result: TranslationComparison) -> None:
     out.print(table)
     for pair in result.pairs:
         out.print()
-        out.print(f"{pair.arm} − {pair.against}", style="bold")
-        for key, unit, digits in MEASURES:
-            out.print(f"  {_difference(getattr(pair, key), unit, digits)}")
+        out.print(f"{pair.loss.arm} − {pair.loss.against}: {pair.loss.in_words}", style="bold")
+        out.print(f"  {_gap(pair.loss, 'nats/token', 4)}")
+        out.print(f"  {_gap(pair.bleu, 'BLEU', 2)}")
+        out.print(f"  {_gap(pair.chrf, 'chrF', 2)}")
     out.print()
     out.print(result.sentence, style="bold")
     out.print(result.scope)
@@ -107,16 +108,16 @@ def print_translation(result: TranslationComparison) -> None:
     )
 
 
-def _difference(d: Difference, unit: str, digits: int) -> str:
-    seeds = (
-        "one seed, no interval over seeds"
-        if d.low is None
-        else f"95 % {d.low:+.{digits}f} to {d.high:+.{digits}f} over {len(d.by_seed)} seeds"
-    )
-    return (
-        f"{d.difference:+.{digits}f} {unit} ({seeds}; {d.boot_low:+.{digits}f} to "
-        f"{d.boot_high:+.{digits}f} by bootstrap over sentences)"
-    )
+def _gap(gap: Pair | ScoreGap, unit: str, digits: int) -> str:
+    """A difference with its intervals: over seeds, over sentences, over both."""
+    seeds = None if gap.low is None or gap.high is None else (gap.low, gap.high)
+    intervals = {"seeds": seeds, "sentences": gap.text, "both": gap.both}
+    shown = [
+        f"{name} {found[0]:+.{digits}f} to {found[1]:+.{digits}f}"
+        for name, found in intervals.items()
+        if found
+    ]
+    return f"{gap.difference:+.{digits}f} {unit} (95 % over {', '.join(shown) or 'nothing'})"
 
 
 def _number(value: float | None, digits: int, factor: float = 1) -> str:

@@ -23,6 +23,7 @@ from lmhead.errors import LMHeadError, SourceError
 from lmhead.lab import plan
 from lmhead.lab.arms import Arm
 from lmhead.lab.compare import Moment, Show
+from lmhead.lab.heldout import Pieces, write_heldout
 from lmhead.lab.recipes.translation.arms import ARMS, base_config, build, draw, plan_arms
 from lmhead.lab.recipes.translation.batches import (
     Encoded,
@@ -39,6 +40,7 @@ from lmhead.lab.recipes.translation.result import (
 from lmhead.lab.recipes.translation.scores import require_sacrebleu
 from lmhead.lab.recipes.translation.settings import read_overrides, steps_for
 from lmhead.lab.recipes.translation.train import PairData, TranslationTraining, train_pairs
+from lmhead.lab.stats import DEFAULT_MARGIN, Margin
 from lmhead.lab.tokens import open_tokenizer
 from lmhead.runs import RunFolder, fresh_folder, write_atomic
 
@@ -69,6 +71,7 @@ def compare_translation(
     tokens: int | None = None,
     lr: float = LR,
     overrides: Sequence[str] = (),
+    margin: str | Margin = DEFAULT_MARGIN,
     precision: str = "fp32",
     device: str = "auto",
     out: str | Path | None = None,
@@ -85,6 +88,7 @@ def compare_translation(
         tokens: target tokens for each model; with `epochs`, the smaller counts.
         lr: peak learning rate.
         overrides: `KEY=VALUE` each, of `Knobs` or of the Marian config.
+        margin: of equivalence, "0.5%" of the reference arm's loss or "0.01" nats a token.
         precision: `fp32` or `bf16`.
         device: `cpu`, or `auto` for what accelerate finds.
         out: the run folder to make; None: `runs/transformer-mt-DATE-TIME`.
@@ -100,6 +104,7 @@ def compare_translation(
     run = RunFolder(out or default_out())
     run.refuse_existing()
     plan.check_numbers(0.0, seeds=seeds, lr=lr)
+    margin = Margin.parse(margin) if isinstance(margin, str) else margin
     knobs, changes = read_overrides(overrides)
     sides = load_sides(find_pairs(data), direction)
     tokenizer = joint_tokenizer(sides.train, knobs.vocab_size)
@@ -142,6 +147,7 @@ def compare_translation(
         "overrides": list(overrides),
         "tokenizer": f"bpe:{knobs.vocab_size}",
         "seeds": list(range(seeds)),
+        "margin": asdict(margin),
         "saved_params": base.params.total - three.params.total,
         "versions": _versions(),
         "machine": {
@@ -160,8 +166,7 @@ def compare_translation(
         write_atomic(
             run.path / "test.tsv", "".join(f"{p.source}\t{p.target}\t{p.credit}\n" for p in test)
         )
-        lengths = [len(row) for row in valid.target]
-        np.save(run.path / "valid-groups.npy", np.repeat(valid.groups, lengths))
+        write_groups(run, train, valid)
     show(f"run: {run}")
     if train.dropped or valid.dropped:
         show(
@@ -275,6 +280,16 @@ def facts(
         "target_rows": len(target),
         "both_rows": len(np.intersect1d(source, target)),
     }
+
+
+def write_groups(run: RunFolder, train: Encoded, valid: Encoded) -> None:
+    """Write what the intervals need: each validation token's group of linked sentences."""
+    # All target tokens are evaluated; a stream's first token is not, and `write_heldout` drops it.
+    tokens = np.concatenate([[0], *valid.target])
+    _, groups = np.unique(valid.groups, return_inverse=True)
+    units = np.repeat(groups, [len(row) for row in valid.target])
+    trained = np.bincount(np.concatenate(train.target), minlength=int(tokens.max()) + 1)
+    write_heldout(run, tokens, trained, Pieces(np.concatenate([[0], units]), "groups", 1))
 
 
 def digest(*sides: Encoded) -> str:

@@ -4,79 +4,57 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from lmhead.errors import SourceError
-from lmhead.lab.recipes.translation import bootstrap
-from lmhead.lab.recipes.translation.scores import MEASURES, Scorer
-from lmhead.lab.recipes.translation.words import beside_paper, decide, evidence, notes, scope
-from lmhead.lab.stats import Verdict, paired
+from lmhead.lab.heldout import read_token_losses
+from lmhead.lab.intervals import Interval, over_both, over_seeds
+from lmhead.lab.recipes.translation.scores import MEASURES, Counts, Scorer
+from lmhead.lab.recipes.translation.words import beside_paper, decide, notes, said, scope
+from lmhead.lab.stats import DEFAULT_MARGIN, Margin, Pair, Verdict, paired
 from lmhead.runs import Row, RunFolder
 
 SCHEMA_VERSION = 1
 PAIRS = (("three-way", "none"), ("decoder-tied", "none"), ("three-way", "decoder-tied"))
-Outcome = Literal["better", "worse", "same", "unknown"]
 
 
 @dataclass(frozen=True)
-class Difference:
-    """One measure of an arm less that of another.
+class ScoreGap:
+    """A score of one arm less that of another, mean over seeds; above zero the first is better.
 
     Attributes:
         difference: mean over seeds.
-        low, high: 95 % interval, paired t over seeds; None with a single seed.
-        boot_low, boot_high: 95 % interval, paired bootstrap over sentences, seeds averaged.
+        low, high: interval over seeds (paired t); None with a single seed.
+        text: interval over sentences (bootstrap, seeds averaged).
+        both: over seeds and sentences; None with a single seed.
         by_seed: the difference for each seed.
     """
 
     difference: float
     low: float | None
     high: float | None
-    boot_low: float
-    boot_high: float
+    text: Interval
+    both: Interval | None
     by_seed: dict[int, float]
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "by_seed": {str(k): v for k, v in self.by_seed.items()}}
+        return {**vars(self), "by_seed": {str(k): v for k, v in self.by_seed.items()}}
 
 
 @dataclass(frozen=True)
 class ArmPair:
-    """Two arms over the seeds that both have finished: validation loss in nats a token (below
-    zero `arm` is better), BLEU and chrF of the test (above zero `arm` is better)."""
+    """Two arms over the seeds that both have finished: the validation loss, and the test's BLEU
+    and chrF."""
 
-    arm: str
-    against: str
-    n: int
-    valid_nll: Difference
-    bleu: Difference
-    chrf: Difference
-
-    @property
-    def outcome(self) -> Outcome:
-        """By the validation loss; better or worse only where both intervals say so."""
-        d = self.valid_nll
-        if d.low is None or d.high is None:
-            return "unknown"
-        if d.high < 0 and d.boot_high < 0:
-            return "better"
-        return "worse" if d.low > 0 and d.boot_low > 0 else "same"
+    loss: Pair
+    bleu: ScoreGap
+    chrf: ScoreGap
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "arm": self.arm,
-            "against": self.against,
-            "n": self.n,
-            **self.valid_nll.to_dict(),
-            "outcome": self.outcome,
-            "bleu": self.bleu.to_dict(),
-            "chrf": self.chrf.to_dict(),
-        }
+        return {**self.loss.to_dict(), "bleu": self.bleu.to_dict(), "chrf": self.chrf.to_dict()}
 
 
 @dataclass(frozen=True)
@@ -163,7 +141,8 @@ def summarise_translation(run: str | Path | RunFolder) -> TranslationComparison:
     reader = _Reader(folder, scorers, len(test))
     arms = {name: reader.arm(name, config, done) for name in config["arms"]}
     wanted = [pair for pair in PAIRS if set(pair) <= arms.keys()]
-    found = [reader.pair(one, two, arms) for one, two in wanted]
+    margin = Margin(**config["margin"]) if "margin" in config else DEFAULT_MARGIN
+    found = [reader.pair(one, two, arms, margin) for one, two in wanted]
     pairs = tuple(pair for pair in found if pair)
     verdict, sentence = decide(pairs, arms)
     jobs = len(arms) * len(config["seeds"])
@@ -171,7 +150,7 @@ def summarise_translation(run: str | Path | RunFolder) -> TranslationComparison:
         verdict = "undecided"
         sentence = (
             f"Not finished ({len(done)} of {jobs} trainings; `{folder.resume_command}` carries "
-            f"on). So far: {'; '.join(evidence(p, arms) for p in pairs) or 'no pair'}."
+            f"on). So far: {'; '.join(said(p, arms) for p in pairs) or 'no pair'}."
         )
     return TranslationComparison(
         str(folder),
@@ -206,7 +185,7 @@ class _Reader:
 
     def __init__(self, folder: RunFolder, scorers: Mapping[str, Scorer], sentences: int) -> None:
         self.folder, self.scorers, self.sentences = folder, scorers, sentences
-        self.counts: dict[tuple[str, str, int], bootstrap.Ints] = {}
+        self.counts: dict[tuple[str, str, int], Counts] = {}
 
     def arm(self, name: str, config: Mapping[str, Any], done: Sequence[Row]) -> TranslationArm:
         params = config["arms"][name]["params"]
@@ -235,49 +214,35 @@ class _Reader:
             peak_bytes=max((row["peak_bytes"] for row in rows.values()), default=None),
         )
 
-    def pair(self, arm: str, against: str, arms: Mapping[str, TranslationArm]) -> ArmPair | None:
-        measures = {
-            measure: {name: vars(arms[name])[measure] for name in (arm, against)}
-            for measure in ("valid_nll", *MEASURES)
-        }
-        found = {m: paired(arm, against, values) for m, values in measures.items()}
-        nll = found["valid_nll"]
-        if nll is None:
+    def pair(
+        self, arm: str, against: str, arms: Mapping[str, TranslationArm], margin: Margin
+    ) -> ArmPair | None:
+        nll = {name: arms[name].valid_nll for name in (arm, against)}
+        jobs = [(name, seed) for name, seeds in nll.items() for seed in seeds]
+        tokens = read_token_losses(self.folder, jobs)
+        loss = paired(arm, against, nll, tokens=tokens, margin=margin)
+        if loss is None:
             return None
-        boot = {"valid_nll": self._loss_interval(arm, against, list(nll.by_seed))}
-        for measure, scorer in self.scorers.items():
-            first, second = (
-                [self.counts[measure, name, seed] for seed in nll.by_seed]
-                for name in (arm, against)
-            )
-            boot[measure] = bootstrap.score_interval(first, second, scorer.score)
-        differences = {
-            m: Difference(p.difference, p.low, p.high, *boot[m], p.by_seed)
-            for m, p in found.items()
-            if p
+        gaps = {
+            m: self._gap(m, loss, {name: vars(arms[name])[m] for name in nll}) for m in MEASURES
         }
-        return ArmPair(arm, against, nll.n, **differences)
+        return ArmPair(loss, **gaps)
 
-    def _loss_interval(self, arm: str, against: str, seeds: Sequence[int]) -> tuple[float, float]:
-        groups = self._array("valid-groups.npy")
-        losses = {
-            name: [self._array(f"tokens/{name}-{seed}.npy") for seed in seeds]
-            for name in (arm, against)
-        }
-        for name, found in losses.items():
-            if any(len(values) != len(groups) for values in found):
-                raise SourceError(
-                    f"{self.folder}: the losses of {name} are not for {len(groups):,} tokens"
-                )
-        gaps: bootstrap.Floats = np.subtract(losses[arm], losses[against], dtype=np.float64)
-        return bootstrap.mean_interval(gaps.mean(axis=0), groups)
-
-    def _array(self, name: str) -> Any:
-        path = self.folder.path / name
-        try:
-            return np.load(path, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise SourceError(f"{path}: cannot be read: {error}") from error
+    def _gap(self, measure: str, loss: Pair, arms: Mapping[str, TranslationArm]) -> ScoreGap:
+        first, second = (vars(arms[name])[measure] for name in (loss.arm, loss.against))
+        by_seed = {seed: first[seed] - second[seed] for seed in loss.by_seed}
+        mean = fmean(by_seed.values())
+        ours, theirs = (
+            [self.counts[measure, name, seed] for seed in by_seed]
+            for name in (loss.arm, loss.against)
+        )
+        seeds, text = (
+            over_seeds(list(by_seed.values())),
+            self.scorers[measure].interval(ours, theirs),
+        )
+        low, high = seeds or (None, None)
+        both = over_both(mean, seeds, text) if seeds else None
+        return ScoreGap(mean, low, high, text, both, by_seed)
 
     def _translations(self, arm: str, seed: int) -> list[str]:
         path = self.folder.path / "translations" / f"{arm}-{seed}.txt"

@@ -16,7 +16,7 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 from transformers import MarianMTModel, PreTrainedTokenizerFast
 
-from lmhead.errors import LMHeadError
+from lmhead.lab.heldout import write_losses
 from lmhead.lab.memory import PeakMemory
 from lmhead.lab.recipes.translation.batches import (
     PAD_ID,
@@ -27,7 +27,7 @@ from lmhead.lab.recipes.translation.batches import (
     make_batch,
     padded,
 )
-from lmhead.lab.train import CHECKPOINT_SHARE, WARM_STEPS, Progress
+from lmhead.lab.train import CHECKPOINT_SHARE, WARM_STEPS, DivergedError, Progress
 from lmhead.loss import linear_cross_entropy
 from lmhead.runs import RunFolder, fresh_folder, recover_folder, write_atomic
 
@@ -196,7 +196,7 @@ def train_pairs(
         show: called after every step with its number and, where it is known, the loss.
 
     Raises:
-        LMHeadError: the loss is no longer finite.
+        DivergedError: the loss is no longer finite.
     """
     t = training
     gc.collect()
@@ -217,7 +217,7 @@ def train_pairs(
 
     def check_finite(what: str, value: float) -> None:
         if not math.isfinite(value):
-            raise LMHeadError(
+            raise DivergedError(
                 f"{arm}, seed {seed}: {what} {value} at step {progress.step}, peak learning rate "
                 f"{t.lr:g}",
                 f"use a smaller rate, for example --lr {t.lr / 4:g}",
@@ -290,10 +290,9 @@ def train_pairs(
     per_token = validate()
     with accelerator.autocast():
         texts = translate(plain, tokenizer, data.test_sources, t.beams)
-    tokens, translations = run.path / "tokens", run.path / "translations"
-    tokens.mkdir(exist_ok=True)
+    write_losses(run, arm, seed, per_token)
+    translations = run.path / "translations"
     translations.mkdir(exist_ok=True)
-    np.save(tokens / f"{arm}-{seed}.npy", per_token)
     write_atomic(translations / f"{arm}-{seed}.txt", "".join(text + "\n" for text in texts))
     with fresh_folder(state / "model") as folder:
         plain.save_pretrained(folder)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lmhead.lab.stats import Verdict
+from lmhead.lab.stats import Verdict, evidence
 
 if TYPE_CHECKING:
-    from lmhead.lab.recipes.translation.result import ArmPair, Outcome, TranslationArm
+    from lmhead.lab.recipes.translation.result import ArmPair, TranslationArm
 
 # Press & Wolf 2017 (arXiv 1608.05859), English to French, parameters in millions and BLEU, as
 # read in a transcription of the paper.
@@ -18,44 +18,35 @@ PAPER_NOTE = (
     "recurrent model trained on far more sentences: the ratio of parameters and the sign of the "
     "difference can be compared, the scores cannot."
 )
-VERDICTS: dict[Outcome, tuple[Verdict, str]] = {
-    "better": ("tie", "Tie"),
-    "same": ("no-difference", "No measurable difference"),
-    "worse": ("do-not-tie", "Do not tie"),
-    "unknown": ("undecided", "Undecided, one seed"),
-}
 
 
 def decide(pairs: Sequence[ArmPair], arms: Mapping[str, TranslationArm]) -> tuple[Verdict, str]:
     """The verdict on the most tied arm against `none`, and the sentence with its evidence, that
     of a less tied arm behind it."""
-    against = [pair for pair in pairs if pair.against == "none"]
+    against = [pair for pair in pairs if pair.loss.against == "none"]
     if not against:
         return "undecided", "Undecided: none and a tied arm with a seed in common are needed."
-    verdict, lead = VERDICTS[against[0].outcome]
-    return verdict, f"{lead}: {'; '.join(evidence(pair, arms) for pair in against)}."
+    loss = against[0].loss
+    verdict: Verdict
+    if loss.outcome == "better":
+        verdict, lead = "tie", "Tie"
+    elif loss.verdict == "equivalent":
+        verdict, lead = "no-difference", "Equivalent"
+    elif loss.verdict == "worse":
+        verdict, lead = "do-not-tie", "Do not tie"
+    else:
+        verdict, lead = "undecided", "Not enough evidence"
+    return verdict, f"{lead}: {'; '.join(said(pair, arms) for pair in against)}."
 
 
-def evidence(pair: ArmPair, arms: Mapping[str, TranslationArm]) -> str:
-    """Sizes, difference and both intervals, in words."""
-    ours, theirs = (arms[name].params["total"] for name in (pair.arm, pair.against))
-    d = pair.valid_nll
-    over_seeds = (
-        "one seed, no interval over seeds"
-        if d.low is None
-        else f"95 % {d.low:+.4f} to {d.high:+.4f} over {pair.n} seeds"
-    )
-    judged = {
-        "better": "better",
-        "same": "no worse beyond the intervals",
-        "worse": "worse",
-        "unknown": "not judged",
-    }[pair.outcome]
-    return (
-        f"{pair.arm} has {ours:,} parameters, {ours / theirs:.1%} of {pair.against}'s {theirs:,}, "
-        f"and a validation loss {d.difference:+.4f} nats a token against it ({over_seeds}, "
-        f"{d.boot_low:+.4f} to {d.boot_high:+.4f} by bootstrap over sentences): {judged}"
-    )
+def said(pair: ArmPair, arms: Mapping[str, TranslationArm]) -> str:
+    """Sizes, difference and interval of a pair, in words."""
+    loss = pair.loss
+    ours, theirs = (arms[name].params["total"] for name in (loss.arm, loss.against))
+    words = f"with {ours:,} parameters, {ours / theirs:.1%} of {loss.against}'s, {evidence(loss)}"
+    if loss.both is None and loss.text:
+        words += f", 95 % over sentences alone {loss.text[0]:+.4f} to {loss.text[1]:+.4f}"
+    return words
 
 
 def scope(config: Mapping[str, Any]) -> str:
@@ -86,7 +77,7 @@ def notes(config: Mapping[str, Any]) -> tuple[str, ...]:
 def beside_paper(arms: Mapping[str, TranslationArm], pairs: Sequence[ArmPair]) -> dict[str, Any]:
     """Press & Wolf's three-way figures beside ours: ratio of parameters, difference of BLEU."""
     (untied, bleu_untied), (tied, bleu_tied) = PAPER["none"], PAPER["three-way"]
-    pair = next((p for p in pairs if (p.arm, p.against) == ("three-way", "none")), None)
+    pair = next((p for p in pairs if (p.loss.arm, p.loss.against) == ("three-way", "none")), None)
     ratio = None
     if {"none", "three-way"} <= arms.keys():
         ratio = arms["three-way"].params["total"] / arms["none"].params["total"]
