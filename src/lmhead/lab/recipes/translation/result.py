@@ -223,10 +223,7 @@ class _Reader:
         loss = paired(arm, against, nll, tokens=tokens, margin=margin)
         if loss is None:
             return None
-        gaps = {
-            m: self._gap(m, loss, {name: vars(arms[name])[m] for name in nll}) for m in MEASURES
-        }
-        return ArmPair(loss, **gaps)
+        return ArmPair(loss, **{measure: self._gap(measure, loss, arms) for measure in MEASURES})
 
     def _gap(self, measure: str, loss: Pair, arms: Mapping[str, TranslationArm]) -> ScoreGap:
         first, second = (vars(arms[name])[measure] for name in (loss.arm, loss.against))
@@ -236,10 +233,8 @@ class _Reader:
             [self.counts[measure, name, seed] for seed in by_seed]
             for name in (loss.arm, loss.against)
         )
-        seeds, text = (
-            over_seeds(list(by_seed.values())),
-            self.scorers[measure].interval(ours, theirs),
-        )
+        seeds = over_seeds(list(by_seed.values()))
+        text = self.scorers[measure].interval(ours, theirs)
         low, high = seeds or (None, None)
         both = over_both(mean, seeds, text) if seeds else None
         return ScoreGap(mean, low, high, text, both, by_seed)
