@@ -52,9 +52,9 @@ Examples:
   lmhead compare                                   # the bundled Mandarin sentences
   lmhead compare my-text.txt --budget 10m
   lmhead compare 'books/*.txt' --tokenizer bpe:16000 --model qwen3 --set hidden_size=256
-  lmhead compare --recipe press-wolf-small --data ptb   # a paper's experiment
   lmhead compare my-text.txt --tokens 2M --seeds 3 --until-clear --max-seeds 10 --margin 0.5%
   lmhead compare my-text.txt --budget 1h --tune lr=1e-3,2e-3,4e-3 --tune init_std=0.02,0.05
+  lmhead compare --recipe press-wolf-small --data ptb   # a paper's experiment
   lmhead compare --resume runs/compare-20260131-101500
 """
 

@@ -157,6 +157,21 @@ def print_recipe(result: RecipeResult) -> None:
             "tokens a second of one core, our step to the public PyTorch example's on the same "
             f"model and windows: {'; '.join(speeds)}"
         )
+    for pair in result.pairs:
+        text = (
+            ""
+            if pair.text is None
+            else f", 95 % over its blocks {pair.text[0]:+.4f} to {pair.text[1]:+.4f}"
+        )
+        seeds = (
+            "one seed"
+            if pair.low is None
+            else f"95 % over {pair.n} seeds {pair.low:+.4f} to {pair.high:+.4f}"
+        )
+        out.print(
+            f"{pair.arm} − {pair.against}: {pair.difference:+.4f} nats a token of the test text "
+            f"({seeds}{text})"
+        )
     out.print()
     out.print(result.sentence, style="bold")
     for note in result.notes:

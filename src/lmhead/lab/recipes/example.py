@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from itertools import cycle
 
 import torch
 import torch.nn.functional as F
@@ -64,7 +65,7 @@ def time_beside(
     states = {name: model.start(text.shape[1]) for name in steps}
     times: dict[str, list[float]] = {name: [] for name in steps}
     began = time.perf_counter()
-    for number, (inputs, targets) in enumerate(windows(text, seq_len)):
+    for number, (inputs, targets) in enumerate(cycle(windows(text, seq_len))):
         for name, step in steps.items():
             start = time.process_time()
             _, states[name], _ = step(models[name], inputs, targets, states[name], rules)

@@ -19,10 +19,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lmhead.errors import LMHeadError
+from lmhead.lab.heldout import write_losses
 from lmhead.lab.memory import LiveBytes
 from lmhead.lab.recipes.example import time_beside
 from lmhead.lab.recipes.lstm import LSTMModel
-from lmhead.lab.recipes.step import Rules, evaluate, side_by_side, train_step
+from lmhead.lab.recipes.step import Rules, evaluate, predicted, side_by_side, train_step
 from lmhead.lab.recipes.table import Recipe, RecipeArm
 from lmhead.lab.recipes.texts import UNKNOWN, Words
 from lmhead.runs import Row, RunFolder, fresh_folder, recover_folder, write_atomic
@@ -109,15 +110,7 @@ class Job:
         self.folder = run.job_state(arm.name, seed)
         self.parts = {k: torch.from_numpy(v).to(self.device) for k, v in words.parts.items()}
         self.text = side_by_side(self.parts["train"], recipe.batch_size)
-        last = len(self.text) - 1
-        if recipe.whole_windows:
-            last -= last % recipe.seq_len
-        if last < 1:
-            raise LMHeadError(
-                f"the training part has {len(self.parts['train']):,} tokens; {recipe.name} reads "
-                f"windows of {recipe.seq_len} in {recipe.batch_size} streams",
-                "give a longer text",
-            )
+        last = predicted(len(self.parts["train"]), *recipe.reading("train"))
         self.text = self.text[: last + 1]
         self.per_epoch = math.ceil(last / recipe.seq_len)
         self.model = LSTMModel(recipe, arm, len(words.vocabulary), seed).to(self.device)
@@ -180,7 +173,7 @@ class Job:
             end = min(start + size, len(self.text) - 1)
             inputs, targets = self.text[start:end], self.text[start + 1 : end + 1]
             rules = self.rules(end - start, rate)
-            if p.peak_bytes == 0 and p.window == 1:
+            if p.peak_bytes == 0 and p.tokens:
                 with LiveBytes(self.model.parameters()) as held:
                     nll, self.state, norm = train_step(
                         self.model, inputs, targets, self.state, rules
@@ -228,11 +221,7 @@ class Job:
         )
 
     def _losses(self, part: str) -> Tensor:
-        r = self.recipe
-        if part == "valid":
-            whole = r.seq_len if r.whole_windows else None
-            return evaluate(self.model, self.parts[part], r.valid_streams, whole)
-        return evaluate(self.model, self.parts[part], r.test_streams, None)
+        return evaluate(self.model, self.parts[part], *self.recipe.reading(part))
 
     def _finish(self) -> None:
         p = self.progress
@@ -241,11 +230,7 @@ class Job:
             at = int(np.argmin(p.valid))
             self._put(self.best)
         losses = self._losses("test").double().cpu().numpy()
-        tokens = self.run.path / "tokens"
-        tokens.mkdir(exist_ok=True)
-        temporary = tokens / f".{self.arm.name}-{self.seed}.npy"
-        np.save(temporary, losses.astype(np.float32))
-        temporary.replace(tokens / f"{self.arm.name}-{self.seed}.npy")
+        write_losses(self.run, self.arm.name, self.seed, losses)
         with fresh_folder(self.folder / "model") as folder:
             self._save_model(folder)
         self.run.append(

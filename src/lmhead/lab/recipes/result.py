@@ -9,7 +9,10 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from lmhead.errors import SourceError
+import numpy as np
+
+from lmhead.errors import SourceError, first_line
+from lmhead.lab.heldout import TokenLosses, cut
 from lmhead.lab.recipes.table import RECIPES, Figure, Recipe
 from lmhead.lab.stats import Pair, paired
 from lmhead.runs import Row, RunFolder
@@ -61,8 +64,10 @@ class ArmOutcome:
 class RecipeResult:
     """The result of a recipe's run.
 
-    `verdict` is `reproduced` (every published test perplexity within 2 %, and their order),
-    `not-reproduced`, or `undecided` (not finished, or nothing published for this set-up).
+    `pairs` are differences of the test loss from the first arm's: over seeds, and over the test
+    text by bootstrap over blocks of it. `verdict` is `reproduced` (every published test perplexity
+    within 2 %, and their order), `not-reproduced`, or `undecided` (not finished, or nothing
+    published for this set-up).
     """
 
     run: str
@@ -116,9 +121,10 @@ def summarise(run: str | Path | RunFolder) -> RecipeResult:
         )
         for name in config["arms"]
     }
-    valid = {name: arm.nll["valid"] for name, arm in arms.items()}
+    test = {name: arm.nll["test"] for name, arm in arms.items()}
     first, *others = arms
-    pairs = [paired(name, first, valid) for name in others]
+    tokens = _token_losses(folder, done)
+    pairs = [paired(name, first, test, tokens=tokens) for name in others]
     jobs = len(arms) * len(config["seeds"])
     verdict, sentence = _judge(arms, len(done), jobs, folder.resume_command)
     return RecipeResult(
@@ -161,6 +167,34 @@ def _outcome(params: Mapping[str, int], rows: Sequence[Row], published: Figure) 
         cpu_minutes=sum(row["cpu_seconds"] for row in rows) / 60,
         peak_bytes=max((row["peak_bytes"] for row in rows), default=None),
     )
+
+
+def _token_losses(run: RunFolder, done: Sequence[Row]) -> TokenLosses | None:
+    """The losses of the test text's tokens; None where no job is done.
+
+    Raises:
+        SourceError: a file is missing, broken or of another length.
+    """
+    losses = {}
+    for row in done:
+        file = run.token_file(row["arm"], row["seed"])
+        try:
+            losses[row["arm"], row["seed"]] = np.load(file, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise SourceError(f"{file}: cannot be read: {first_line(error)}") from error
+        if losses[row["arm"], row["seed"]].shape != (row["test_tokens"],):
+            raise SourceError(
+                f"{file}: shape {losses[row['arm'], row['seed']].shape}, "
+                f"expected ({row['test_tokens']},)"
+            )
+    sizes = {len(values) for values in losses.values()}
+    if len(sizes) != 1:
+        return None
+    size = sizes.pop()
+    pieces = cut(size, (), 1)
+    count = int(pieces.units[-1]) + 1
+    none = np.zeros(size, np.int32)
+    return TokenLosses(losses, none, pieces.units, count, pieces.kind, pieces.least)
 
 
 def _judge(arms: Mapping[str, ArmOutcome], done: int, jobs: int, carry_on: str) -> tuple[str, str]:

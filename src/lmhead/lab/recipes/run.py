@@ -22,6 +22,7 @@ from lmhead.errors import LMHeadError, SourceError
 from lmhead.lab.recipes.job import Job, RecipeRun, Show, parent_alive
 from lmhead.lab.recipes.lstm import LSTMModel
 from lmhead.lab.recipes.result import RecipeResult, summarise
+from lmhead.lab.recipes.step import predicted
 from lmhead.lab.recipes.table import RECIPES, Recipe
 from lmhead.lab.recipes.texts import Words, read_words
 
@@ -74,6 +75,8 @@ def start(
     run = RecipeRun(out or f"runs/{name}-{stamp}")
     run.refuse_existing()
     words = read_words(data)
+    recipe = recipe.on(words.corpus)
+    _check_lengths(recipe, words)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     counts = {arm: count(recipe, arm, len(words.vocabulary)) for arm in recipe.arms}
@@ -152,12 +155,12 @@ def recipe_of(settings: dict[str, Any]) -> Recipe:
     name = str(settings.get("recipe"))
     if name not in RECIPES:
         raise SourceError(f"recipe {name!r} in config.toml: there is no such recipe")
-    return RECIPES[name]
+    return RECIPES[name].on(settings["text"]["corpus"])
 
 
 def base(recipe: Recipe) -> dict[str, Any]:
     """A recipe's set-up as a run's settings keep it."""
-    text = {"arms", "figures", "notes", "title", "source", "name"}
+    text = {"arms", "figures", "notes", "title", "source", "name", "elsewhere"}
     return {k: v for k, v in asdict(recipe).items() if k not in text and v is not None}
 
 
@@ -219,8 +222,15 @@ class _Pool:
                 process, said = self.said.get()
                 if said is None:
                     self.processes.remove(process)
-                    if process.wait():
-                        raise RuntimeError(f"a training ended with exit code {process.returncode}")
+                    code = process.wait()
+                    if code < 0:
+                        raise LMHeadError(
+                            f"a training's process was ended by signal {-code}; memory may have "
+                            "run out",
+                            f"carry on with `{self.run.resume_command}`",
+                        )
+                    if code:
+                        raise RuntimeError(f"a training ended with exit code {code}")
                 elif "line" in said:
                     self.show(said["line"])
                 elif "errno" in said:
@@ -248,9 +258,22 @@ class _Pool:
         threading.Thread(target=self._listen, args=(process, process.stdout), daemon=True).start()
 
     def _listen(self, process: subprocess.Popen[str], lines: IO[str]) -> None:
-        for line in lines:
-            self.said.put((process, json.loads(line)))
+        with lines:
+            for line in lines:
+                self.said.put((process, json.loads(line)))
         self.said.put((process, None))
+
+
+def _check_lengths(recipe: Recipe, words: Words) -> None:
+    for part, ids in words.parts.items():
+        streams, whole = recipe.reading(part)
+        if not predicted(len(ids), streams, whole):
+            least = streams * ((whole or 1) + 1)
+            raise LMHeadError(
+                f"the {part} part has {len(ids):,} tokens; {recipe.name} needs {least:,} "
+                f"({streams} streams, windows of {whole or 1} and a token to predict)",
+                "give a longer text",
+            )
 
 
 def _cores() -> int:

@@ -109,9 +109,7 @@ def evaluate(model: LSTMModel, stream: Tensor, streams: int, whole: int | None) 
     """
     model.eval()
     text = side_by_side(stream, streams)
-    last = len(text) - 1
-    if whole is not None:
-        last -= last % whole
+    last = predicted(len(stream), streams, whole)
     state, found = model.start(streams), []
     size = max(1, EVALUATED // streams)
     for inputs, targets in windows(text[: last + 1], size):
@@ -122,6 +120,12 @@ def evaluate(model: LSTMModel, stream: Tensor, streams: int, whole: int | None) 
         found.append(rows.loss.view(targets.shape))
     model.train()
     return torch.cat(found).T.flatten()
+
+
+def predicted(tokens: int, streams: int, whole: int | None) -> int:
+    """How many tokens of each stream are predicted; 0 where a text is too short."""
+    last = max(0, tokens // streams - 1)
+    return last - last % whole if whole else last
 
 
 def side_by_side(stream: Tensor, streams: int) -> Tensor:
