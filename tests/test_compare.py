@@ -375,6 +375,32 @@ def test_interrupt_before_the_run_exists_names_no_run(monkeypatch, capsys, tmp_p
     assert capsys.readouterr().err.strip().endswith("interrupted")
 
 
+def test_options_reach_the_comparison(monkeypatch, tmp_path):
+    from lmhead.cli import main
+
+    given = {}
+
+    def stand_in(texts, **options):
+        given.update(options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lab, "compare", stand_in)
+    arguments = "--until-clear --max-seeds 5 --tune lr=1,2 --tune init_std=3,4 --margin 1%"
+    loss = "--loss augmented --loss-alpha 2 --loss-temperature 3"
+    with pytest.raises(SystemExit):
+        main(["compare", "--out", str(tmp_path / "r"), *arguments.split(), *loss.split()])
+    expected = {
+        "until_clear": True,
+        "max_seeds": 5,
+        "tune": ("lr=1,2", "init_std=3,4"),
+        "margin": "1%",
+        "loss": "augmented",
+        "loss_alpha": 2.0,
+        "loss_temperature": 3.0,
+    }
+    assert {key: given[key] for key in expected} == expected
+
+
 def test_resume_tells_other_versions_and_refuses_another_device(finished, tmp_path):
     run, _, _ = finished
     copy = RunFolder(tmp_path / "copy")
@@ -413,14 +439,14 @@ def test_two_processes_do_not_share_a_run(finished):
         lab.resume(run.path)
 
 
-def test_budget_plans_the_steps(text, tmp_path):
-    began = time.process_time()  # a busy machine takes longer
+def test_budget_plans_the_steps(text, tmp_path, monkeypatch):
+    """At a made-up speed, so that a busy machine plans the same."""
+    monkeypatch.setattr(plan, "trial", lambda *_: plan.Speed(step=0.6, valid_token=1e-6))
     out = tmp_path / "r"
     options = {**SMALL, "tokens": None}
-    lab.compare([text], tokenizer="chars", seeds=1, budget=20, out=out, **options)
+    lab.compare([text], tokenizer="chars", seeds=1, budget=60, out=out, **options)
     steps = RunFolder(out).config()["training"]["steps"]
-    assert steps >= plan.LEAST_STEPS
-    assert time.process_time() - began < 60
+    assert plan.LEAST_STEPS <= steps <= 60 * (1 - plan.RESERVE) / (3 * 0.6)
     with pytest.raises(LMHeadError) as caught:
         lab.compare([text], tokenizer="chars", seeds=500, budget=15, out=tmp_path / "s", **options)
     assert "1500 trainings of 20 steps need" in str(caught.value)
@@ -467,6 +493,11 @@ def test_command_prints_the_verdict_and_the_next_steps(text, tmp_path):
     assert again.stdout == done.stdout
     for piece in ("nats/tok", "tied − untied:", "95 % interval", "report.html", "One setting:"):
         assert piece in done.stdout
+    assert "over seeds and text" in done.stdout
+    for by, label in (("frequency", "10–99"), ("position", "9–16")):
+        shown = cli("report", out, "--by", by).stdout
+        assert label in shown
+        assert "tied − untied" in shown
     assert "6/6 tied-wide, seed 1: 25 steps" in done.stderr
     assert "Warning" not in done.stderr
     data = json.loads(cli("report", out, "--json").stdout)
@@ -512,6 +543,11 @@ BAD = [
     (["--resume", "nowhere"], 2, "nowhere: no such run folder"),
     (["--resume", "{empty}"], 3, "no config.toml: not a run folder"),
     (["--out", "{taken}"], 2, "exists"),
+    (["--margin", "much"], 2, "--margin much: no share such as 0.5%"),
+    (["--tune", "lr=1"], 2, "--tune lr=1: one value"),
+    (["--max-seeds", "5"], 2, "--max-seeds without --until-clear"),
+    (["--until-clear", "--seeds", "1"], 2, "one seed has no interval"),
+    (["--loss", "augmented", "--loss-temperature", "0"], 2, "--loss-temperature is 0.0"),
 ]
 
 

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from lmhead.lab.heldout import TokenLosses
 from lmhead.lab.intervals import RESAMPLES, over_both, over_seeds, over_text
 from lmhead.lab.sequential import look_confidence
+from lmhead.lab.stats import Margin, paired
 
 
 def plain_bootstrap(values, units, count, resamples, confidence=0.95):
@@ -91,3 +93,39 @@ def test_looks_together_are_wrong_one_time_in_twenty(first, last):
 def test_one_look_needs_no_correction():
     assert look_confidence(3, 3) == 0.95
     assert 0.95 < look_confidence(3, 4) < look_confidence(3, 8) < 0.995
+
+
+def until_clear(runs, confidence, margin=0.02, seeds=8, units=40, per_unit=4):
+    """The pair verdicts at which adding seeds stops, with no true difference at all."""
+    rng = np.random.default_rng(7)
+    index = np.repeat(np.arange(units), per_unit)
+    zeros = np.zeros(len(index))
+    ended = []
+    for _ in range(runs):
+        of_unit = rng.normal(0, 0.02, units)[index]
+        losses = (
+            rng.normal(0, 0.02, (seeds, 1)) + of_unit + rng.normal(0, 0.02, (seeds, len(index)))
+        )
+        for n in range(3, seeds + 1):
+            kept = {("tied", s): losses[s] for s in range(n)}
+            kept |= {("untied", s): zeros for s in range(n)}
+            tokens = TokenLosses(kept, index, index, units, "blocks", per_unit)
+            nll = {arm: {s: kept[arm, s].mean() for s in range(n)} for arm in ("tied", "untied")}
+            pair = paired(
+                "tied", "untied", nll, tokens=tokens, margin=Margin(margin, False),
+                confidence=confidence,
+            )  # fmt: skip
+            if pair.verdict != "not enough evidence":
+                break
+        ended.append(pair.verdict)
+    return ended
+
+
+def test_adding_seeds_until_clear_is_seldom_wrong():
+    """The whole rule: seeds and text, margin and looks."""
+    ended = until_clear(200, look_confidence(3, 8))
+    wrong = sum(verdict in ("better", "worse") for verdict in ended)
+    assert wrong / 200 <= 0.05
+    assert ended.count("equivalent") > 10
+    uncorrected = until_clear(200, 0.95)
+    assert sum(verdict in ("better", "worse") for verdict in uncorrected) >= 2 * max(wrong, 1)

@@ -54,7 +54,7 @@ def stop_at(count):
     return show
 
 
-TUNED = {"seeds": 2, "tune": ["lr=1e-3,1e-2", "init_std=0.02,0.2"]}
+TUNED = {"seeds": 2, "tune": ["lr=1e-3,1e-2"]}
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_each_arm_runs_at_its_best_setting(tuned):
     run, result = tuned
     rows = run.rows()
     tried = [row for row in rows if row["event"] == "tuned"]
-    assert len(tried) == 2 * 4
+    assert len(tried) == 2 * 2
     for arm in ("tied", "untied"):
         of_arm = [row for row in tried if row["arm"] == arm]
         assert [row["setting"] for row in of_arm] == settings_of(parse_grid(TUNED["tune"]))
@@ -77,23 +77,23 @@ def test_each_arm_runs_at_its_best_setting(tuned):
         assert max(rates) == pytest.approx(best["lr"], rel=0.01)
     assert {row["seed"] for row in rows if row["event"] == "done"} == {0, 1}
     assert not (run.path / "tuning" / "state").exists()
-    assert (run.path / "tuning" / "metrics.jsonl").read_text().count('"done"') == 8
+    assert (run.path / "tuning" / "metrics.jsonl").read_text().count('"done"') == 4
 
 
 def test_tuning_is_told(tuned):
     run, result = tuned
-    assert "Each arm at its best of 4 settings (tied: lr 0.01, init_std " in result.scope
-    assert "67 % of the trainings" in result.scope
+    assert "Each arm at its best of 2 settings (tied: lr 0.01; untied: lr 0.01)" in result.scope
+    assert "50 % of the trainings" in result.scope
     assert "the optimum may lie beyond: tied's lr 0.01 (largest)" in result.scope
     assert "untuned" not in result.scope
     data = json.loads(json.dumps(result.to_dict(), allow_nan=False))
-    assert len(data["tuning"]["arms"]["tied"]["tried"]) == 4
+    assert len(data["tuning"]["arms"]["tied"]["tried"]) == 2
     page = run.report_file.read_text("utf-8")
     assert "Settings tried" in page
     assert page.count("chosen</td>") == 2
 
 
-@pytest.mark.parametrize("at", [30, 160, 170])
+@pytest.mark.parametrize("at", [30, pytest.param(90, marks=pytest.mark.slow)])
 def test_stopped_tuning_is_carried_on(tuned, text, tmp_path, monkeypatch, at):
     monkeypatch.setattr(plan, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(train, "CHECKPOINT_SHARE", 0)
@@ -158,6 +158,9 @@ def test_grids_that_cannot_be_meant(items, message):
     with pytest.raises(LMHeadError, match="--tune") as caught:
         parse_grid(items)
     assert message in str(caught.value)
+    grid = parse_grid(["lr=1,2", "init_std=3,4"])
+    assert settings_of(grid)[1] == {"lr": 1.0, "init_std": 4.0}
+    assert len(settings_of(grid)) == 4
     assert parse_grid(["weight_decay=0,0.1"]) == {"weight_decay": [0.0, 0.1]}
 
 
@@ -185,7 +188,7 @@ def test_seeds_are_added_up_to_the_most(added):
     assert result.to_dict()["looks"]["taken"] == 3
 
 
-@pytest.mark.parametrize("at", [50, 90, 115])
+@pytest.mark.parametrize("at", [50, pytest.param(90, marks=pytest.mark.slow)])
 def test_stopped_adding_is_carried_on(added, text, tmp_path, monkeypatch, at):
     monkeypatch.setattr(until_clear, "is_clear", lambda result: False)
     run = RunFolder(tmp_path / "cut")
@@ -213,9 +216,8 @@ def test_budget_ends_it(text, tmp_path, monkeypatch):
     run.path.mkdir()
     run.metrics_file.touch()
     trained = []
-    until_clear_rows = {"budget": 200.0, "began": 0.0}
     monkeypatch.setattr(until_clear, "summarise", lambda run: None)
-    until_clear.add_seeds(run, 2, 9, until_clear_rows["budget"], trained.append, 0.0)
+    until_clear.add_seeds(run, 2, 9, 200.0, trained.append, 0.0)
     # looks at 0, 120 and 240 s; a seed takes 40 s
     assert trained == [2, 3]
     assert [row["stop"] for row in run.rows()] == ["", "", "budget"]

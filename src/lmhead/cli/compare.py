@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from lmhead.lab.breakdown import Bucket
     from lmhead.lab.result import Comparison
     from lmhead.lab.stats import Pair
 
@@ -274,6 +275,33 @@ def print_comparison(result: Comparison) -> None:
     out.print(f"Report: {result.run}/report.html", soft_wrap=True)
     if result.jobs_done:
         out.print(f"Next:   lmhead predict {shlex.quote(result.run)} TEXT", soft_wrap=True)
+
+
+def print_buckets(result: Comparison, buckets: Sequence[Bucket]) -> None:
+    """The loss of each arm in parts of the held-out tokens, and the pairs' differences there."""
+    from rich.table import Table
+
+    out = console()
+    if not buckets:
+        out.print("This run kept no losses of tokens.")
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("tokens")
+    for name in ("share", *result.arms):
+        table.add_column(name, justify="right")
+    for pair in result.pairs:
+        table.add_column(f"{pair.arm} − {pair.against}", no_wrap=True)
+    for bucket in buckets:
+        losses = [_number(bucket.nll.get(name), 4) for name in result.arms]
+        pairs = [
+            f"{pair.difference:+.4f}"
+            + (f" ±{(pair.both[1] - pair.both[0]) / 2:.4f}" if pair.both else "")
+            for pair in bucket.pairs
+        ]
+        table.add_row(bucket.label, f"{100 * bucket.share:.1f} %", *losses, *pairs)
+    out.print(table)
+    out.print()
+    out.print("Nats a token; ±: half the interval over seeds and text.")
 
 
 def _verdicts(pairs: Sequence[Pair]) -> Table:

@@ -48,6 +48,7 @@ class Margin:
         return f"{100 * self.value:g} %" if self.relative else f"{self.value:g} nats"
 
 
+MAYBE = ", maybe within the margin"
 DEFAULT_MARGIN = Margin(0.005, True)
 
 
@@ -110,11 +111,8 @@ class Pair:
             return f"equivalent{inside}"
         if self.both is None or not measured:
             return self.verdict
-        least = min(abs(self.both[0]), abs(self.both[1]))
-        more = least > self.margin
-        return (
-            f"{self.verdict}{' by more than the margin' if more else ', maybe within the margin'}"
-        )
+        more = min(abs(self.both[0]), abs(self.both[1])) > self.margin
+        return f"{self.verdict} by more than the margin" if more else f"{self.verdict}{MAYBE}"
 
     def to_dict(self) -> dict[str, Any]:
         return {
