@@ -152,6 +152,8 @@ def _copies(reading: Reading) -> Iterator[Finding]:
     embedding = reading.roles.embedding
     if embedding is None or not reading.flag.effective or not embedding.local:
         return
+    if (reading.checkpoint.config or {}).get("share_encoder_decoder_embeddings") is False:
+        return  # Marian: the flag ties the decoder's table to the head alone
     for name in reading.roles.copies:
         copy = reading.checkpoint.entries[name]
         if not copy.local or not copy.known or one_storage(embedding, copy):

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from lmhead.cli.output import console, print_json
-from lmhead.cli.recipe import recipe_name, resume_recipe, run_recipe
+from lmhead.cli.recipe import RECIPE_OPTIONS, recipe_name, resume_recipe, run_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,10 +86,19 @@ Examples:
     "--recipe",
     metavar="NAME",
     help="A paper's experiment, its figures beside ours: press-wolf-small, -medium, -large, "
-    "inan-small, -medium, -large, word-language-model. Its own arms: --arms.",
+    "inan-small, -medium, -large, word-language-model, transformer-mt. Its own arms: --arms.",
 )
-@click.option("--data", metavar="DIR", help="A recipe's text: Penn Treebank or WikiText-2.")
+@click.option(
+    "--data",
+    metavar="DIR",
+    help="A recipe's text: Penn Treebank or WikiText-2; for transformer-mt sentence pairs.",
+)
 @click.option("--epochs", type=int, help="For a recipe, others than the paper's.")
+@click.option(
+    "--direction",
+    type=click.Choice(["zh-en", "en-zh"]),
+    help="Of transformer-mt.  [default: zh-en]",
+)
 @click.option(
     "--budget", type=Duration(), help="Time for everything, such as 90s, 2m, 1h.  [default: 2m]"
 )
@@ -168,7 +177,7 @@ def command(resume: str | None, as_json: bool, quiet: bool, **options: Any) -> N
     for name, value in [*named.items(), *(("TEXT", text) for text in options["text"])]:
         if value == "":
             raise click.UsageError(f"{name} is empty")
-    if resume is None and any(options[name] is not None for name in ("recipe", "data", "epochs")):
+    if resume is None and any(options[name] is not None for name in RECIPE_OPTIONS):
         run_recipe(options, as_json, quiet)
         return
     if resume is not None and recipe_name(resume):

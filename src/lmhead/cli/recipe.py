@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from lmhead.cli import translation
 from lmhead.cli.output import console, print_json
 
 if TYPE_CHECKING:
     from lmhead.lab.recipes.result import ArmOutcome, RecipeResult
 
 # The options of `compare` that a recipe takes.
+RECIPE_OPTIONS = ("recipe", "data", "epochs", "direction")  # that only a recipe takes
 TAKEN = {"recipe", "data", "epochs", "arms", "seeds", "cpu", "out", "as_json", "quiet"}
 
 
@@ -42,15 +44,19 @@ def run_recipe(options: dict[str, Any], as_json: bool, quiet: bool) -> None:
         if option.name and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
     }
     if not name:
-        odd = "--data" if data is not None else "--epochs"
+        odd = next(f"--{key}" for key in RECIPE_OPTIONS if options[key] is not None)
         raise click.UsageError(f"{odd} goes with --recipe NAME")
+    taken = TAKEN | (translation.TAKEN if name == translation.NAME else set())
     for key, option in given.items():
-        if key not in TAKEN:
+        if key not in taken:
             shown = option.opts[0] if option.opts[0].startswith("-") else option.human_readable_name
             raise click.UsageError(f"--recipe has its own set-up: drop {shown}")
     if not data:
         raise click.UsageError(f"--recipe {name} needs --data DIR, the folder with its text")
 
+    if name == translation.NAME:
+        translation.run({key: options[key] for key in given if key in options}, as_json, quiet)
+        return
     chosen = {
         "arms": [arm.strip() for arm in options["arms"].split(",")] if "arms" in given else (),
         "seeds": options["seeds"] if "seeds" in given else 1,
@@ -67,6 +73,9 @@ def run_recipe(options: dict[str, Any], as_json: bool, quiet: bool) -> None:
 
 def resume_recipe(run: str, as_json: bool, quiet: bool) -> None:
     """Carry on a recipe's run."""
+    if recipe_name(run) == translation.NAME:
+        translation.resume(run, as_json, quiet)
+        return
     show = _Lines(quiet)
     with show.interrupts(run):
         result = _load(quiet).resume(run, show=show)
@@ -75,6 +84,9 @@ def resume_recipe(run: str, as_json: bool, quiet: bool) -> None:
 
 def report_recipe(run: str, as_json: bool) -> None:
     """What a recipe's run reached so far."""
+    if recipe_name(run) == translation.NAME:
+        translation.report(run, as_json)
+        return
     from lmhead.lab.recipes.result import summarise
 
     _print(summarise(run), as_json)
