@@ -6,6 +6,7 @@ What is called must hold no lock of the interpreter's for long: compiled kernels
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -14,17 +15,25 @@ from typing import Any
 import torch
 
 _pools: dict[int, ThreadPoolExecutor] = {}
+_here = threading.local()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pools.clear)
 
 
+def _enter() -> None:
+    _here.working = True
+
+
 def each(work: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """The results of `work` on every job, in order."""
+    """The results of `work` on every job, in order.
+
+    Within such work it does the jobs itself: a pool that waits for itself waits for ever.
+    """
     jobs, threads = list(jobs), torch.get_num_threads()
-    if threads == 1 or len(jobs) == 1:
+    if threads == 1 or len(jobs) == 1 or getattr(_here, "working", False):
         return [work(*job) for job in jobs]
     if threads not in _pools:
-        _pools[threads] = ThreadPoolExecutor(threads, thread_name_prefix="lmhead")
+        _pools[threads] = ThreadPoolExecutor(threads, "lmhead", _enter)
     futures = [_pools[threads].submit(work, *job) for job in jobs]
     return [future.result() for future in futures]
 
