@@ -12,7 +12,7 @@ from lmhead.errors import LMHeadError
 from lmhead.reference import TopK
 from lmhead.topk import backend, search
 from lmhead.topk.query import Terms
-from lmhead.topk.table import DTYPES, LANES, Groups, Table, quantise
+from lmhead.topk.table import DTYPES, LANES, Groups, Table, check_table, quantise
 from lmhead.transform import HeadTransform
 
 _PLAIN = HeadTransform()
@@ -43,6 +43,7 @@ class HeadIndex:
         groups: Groups = "row",
         backend: backend.Name | None = None,
     ) -> None:
+        check_table(weight, groups)
         rows = _valid(weight, transform)
         self._set(quantise(weight.detach()[:rows], groups), weight, bias, transform, backend)
 
@@ -160,5 +161,5 @@ def _terms(table: Table, bias: Tensor | None, transform: HeadTransform) -> Terms
     largest = float(np.abs(own).max())
     exponent = math.frexp(largest)[1] if largest else 0
     screened = np.zeros(table.tiles * LANES, np.float32)
-    screened[: table.rows] = own * 2.0**-exponent
+    screened[: table.rows] = np.ldexp(own, -exponent)
     return Terms(factor, sign, own, screened, exponent, largest)

@@ -13,7 +13,7 @@ from torch import Tensor
 from lmhead.loss import threads
 from lmhead.topk import choose, kernels, vector_ir
 from lmhead.topk.query import COEFS, STEPS, Queries, Terms, refuse
-from lmhead.topk.table import LANES, SMALLEST, Table, aligned
+from lmhead.topk.table import LANES, LOST, SMALLEST, Table, aligned
 
 BLOCK = 8  # queries that a pass over the table serves
 SMALL = 1 << 21  # bytes of codes below which one thread is faster
@@ -54,7 +54,7 @@ def fill(table: Table, weight: Tensor) -> None:
     def work(first: int, last: int) -> None:
         kernels.fill(
             rows, kind, shrink, turn.signs, turn.cosines.astype(np.float32),
-            turn.power, turn.error, np.float32(SMALLEST), words, table.scale, table.rest,
+            turn.power, turn.error, np.float32(SMALLEST), LOST, words, table.scale, table.rest,
             table.norm, first, last,
         )  # fmt: skip
 
