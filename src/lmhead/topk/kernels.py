@@ -65,15 +65,13 @@ def screen(
 
     codes uint8 [tiles, steps, 16, 4]; words int32 [groups · steps, columns]: four signed bytes
     each; starts int32 [groups, columns]; scale [tiles, groups, 16]; rest, norm, bias [tiles · 16]
-    (bias empty: none); coefs [queries, 5]; upper float32 [queries, tiles · 16], tops
+    (bias [16]: that of every tile); coefs [queries, 5]; upper float32 [queries, tiles · 16], tops
     [queries, tiles].
     """
     groups = scale.shape[1]
     steps = codes.shape[1] // groups
     size = codes.shape[1] * 64
-    zeros = np.zeros(LANES, np.float32)
-    biased = bias.size > 0
-    b = address(bias) if biased else address(zeros)
+    one = bias.size == LANES
     for tile in range(first, last):
         score_tile(
             variant, queries, planes,
@@ -85,7 +83,7 @@ def screen(
             address(scale) + tile * groups * 64,
             address(rest) + tile * 64,
             address(norm) + tile * 64,
-            b + tile * 64 if biased else b,
+            address(bias) if one else address(bias) + tile * 64,
             address(coefs),
             address(upper) + tile * 64,
             upper.strides[0],

@@ -20,6 +20,7 @@ SMALL = 1 << 21  # bytes of codes below which one thread is faster
 PIECES = 4  # of the table for each thread
 
 _NO_BIAS = np.empty(0)
+_ZEROS = np.zeros(LANES, np.float32)
 
 
 def rows_of(weight: Tensor) -> tuple[NDArray[Any], tuple[int, ...]]:
@@ -121,13 +122,13 @@ class NumbaPath:
         """Upper bounds [n, tiles · 16] of y / U, and each tile's largest lower bound [n, tiles]."""
         t = self.table
         room = self._room()
+        bias = terms.screened if terms.screened.size else _ZEROS
         upper, tops = room.upper[: len(q)], room.tops[: len(q)]
         tuples = self.variant, (0,) * len(q), (0,) * q.planes
 
         def work(first: int, last: int) -> None:
             kernels.screen(
-                *tuples, t.codes, q.words, q.starts, t.scale, t.rest, t.norm, terms.screened,
-                q.coefs, first, last, upper, tops,
+                *tuples, t.codes, q.words, q.starts, t.scale, t.rest, t.norm, bias, q.coefs, first, last, upper, tops,
             )  # fmt: skip
 
         many = 1 if t.codes.nbytes < SMALL else PIECES * torch.get_num_threads()

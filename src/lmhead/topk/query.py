@@ -106,7 +106,7 @@ def numbers(
     out[0] = omega * t
     out[1] = max(omega * length * GROWN, FLOOR)
     out[2] = omega * (away + (groups + 12) * UNIT * t * size) * GROWN
-    out[3] = bias_power / unit
+    out[3] = bias_power / unit if largest_bias > 0 else 0.0
     out[4] = FLOOR + 6 * UNIT * largest_bias / unit + missing
     return unit, 2.0**-52 * (d + 8) * (reach + largest_bias)
 
