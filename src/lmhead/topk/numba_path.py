@@ -128,7 +128,8 @@ class NumbaPath:
 
         def work(first: int, last: int) -> None:
             kernels.screen(
-                *tuples, t.codes, q.words, q.starts, t.scale, t.rest, t.norm, bias, q.coefs, first, last, upper, tops,
+                *tuples, t.codes, q.words, q.starts, t.scale, t.rest, t.norm, bias,
+                q.coefs, first, last, upper, tops,
             )  # fmt: skip
 
         many = 1 if t.codes.nbytes < SMALL else PIECES * torch.get_num_threads()
