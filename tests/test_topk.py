@@ -346,7 +346,7 @@ def test_the_check_finds_a_wrong_sum(monkeypatch: pytest.MonkeyPatch) -> None:
         return upper, tops
 
     monkeypatch.setattr(index.path, "screen", wrong)
-    with pytest.raises(LMHeadError, match="query 0, row 9: the bound .* that of exact sums"):
+    with pytest.raises(LMHeadError, match=r"query 0, row 9: the bound .* that of exact sums"):
         index.check(random(192))
 
 
@@ -410,7 +410,7 @@ def test_thousands_of_real_queries() -> None:
             k = (1, 10, 50, 200)[number % 4]
             index = indexes[number % len(indexes)]
             found = torch.cat([index.topk(part, k).ids for part in some.split((1, 4, 7, 52))])
-            y, wanted = (some.double() @ wide.T).topk(k)
+            _, wanted = (some.double() @ wide.T).topk(k)
             for one in (found != wanted).any(dim=1).nonzero()[:, 0].tolist():
                 both = torch.cat([found[one], wanted[one]]).unique()
                 exact = scores(weight[both], some[one : one + 1], None, HeadTransform())[0]
