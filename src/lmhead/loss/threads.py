@@ -15,25 +15,23 @@ from typing import Any
 import torch
 
 _pools: dict[int, ThreadPoolExecutor] = {}
-_here = threading.local()
+_own = threading.local()  # .busy in the threads of a pool
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pools.clear)
 
 
-def _enter() -> None:
-    _here.working = True
-
-
 def each(work: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """The results of `work` on every job, in order.
+    """The results of `work` on every job, in order; within a job, one after the other.
 
-    Within such work it does the jobs itself: a pool that waits for itself waits for ever.
+    (A thread of the pool that waited for another of them could wait forever.)
     """
     jobs, threads = list(jobs), torch.get_num_threads()
-    if threads == 1 or len(jobs) == 1 or getattr(_here, "working", False):
+    if threads == 1 or len(jobs) == 1 or getattr(_own, "busy", False):
         return [work(*job) for job in jobs]
     if threads not in _pools:
-        _pools[threads] = ThreadPoolExecutor(threads, "lmhead", _enter)
+        _pools[threads] = ThreadPoolExecutor(
+            threads, thread_name_prefix="lmhead", initializer=lambda: setattr(_own, "busy", True)
+        )
     futures = [_pools[threads].submit(work, *job) for job in jobs]
     return [future.result() for future in futures]
 

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lmhead.errors import LMHeadError
-from lmhead.reference import TopK
-from lmhead.topk import backend, certificate, search
+from lmhead.reference import TopK, check_ids, check_integer
+from lmhead.topk import backend, certificate, interval, neighbours, sampling, search
+from lmhead.topk.interval import Interval
 from lmhead.topk.query import Terms
+from lmhead.topk.sampling import Sample
 from lmhead.topk.table import DTYPES, LANES, Groups, Table, check_table, quantise
 from lmhead.transform import HeadTransform
+
+if TYPE_CHECKING:
+    from lmhead.topk.raw_table import RawTable
+    from lmhead.topk.sources import Written
 
 _PLAIN = HeadTransform()
 
@@ -58,6 +66,7 @@ class HeadIndex:
     ) -> None:
         self.table, self.transform, self.bias = table, transform, bias
         self.weight = weight.detach()
+        self.source: RawTable | None = None  # the file that the weight is mapped from
         self._version = None if weight.is_inference() else weight._version
         scored = self.weight[: table.rows]
         if scored.stride(1) != 1:
@@ -65,6 +74,113 @@ class HeadIndex:
         self.path = backend.path(name, table, scored)
         self._terms = _terms(table, bias, transform)
         self._checked = os.environ.get("LMHEAD_CHECK") == "1"
+        self._lengths: np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None = None
+
+    @classmethod
+    def from_model(cls, model: Any, *, groups: Groups = "row") -> HeadIndex:
+        """The index of a live model's head, over its own weight.
+
+        What happens around the product is what `lmhead.ends(model)` finds; queries are the hidden
+        states that the body gives out (where the family has layers of the head's own, as BERT has,
+        what those give out). After training, moving or resizing the model, build a new one.
+
+        Args:
+            model: a language model of transformers, or an `lmhead.Head`, tied or not.
+
+        Raises:
+            LMHeadError: no head, or one that is quantised, wrapped by an adapter or on the meta
+                device; an unknown transform; or as the constructor.
+        """
+        from lmhead.topk import sources
+
+        return cls._of(sources.of_model(model), groups)
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        src: str | os.PathLike[str],
+        *,
+        transform: HeadTransform | None = None,
+        groups: Groups = "row",
+    ) -> HeadIndex:
+        """The index of a checkpoint's head, or of its one table where it is tied.
+
+        Nothing else is read. float32, bfloat16 and float16 that are stored row by row stay in the
+        file, mapped: it must not change while the index is used. What is quantised (GGUF, MLX,
+        bitsandbytes, FP8) is dequantised to float32 in memory, and that is the table which the
+        answers are exact for. Where both ends are stored, the head is taken as stored (what
+        transformers 5 does); `lmhead inspect` tells whether they agree.
+
+        Args:
+            src: as `open_checkpoint` takes it: a folder, a safetensors, GGUF or torch file, or a
+                hub id, of which only the files with the head are downloaded.
+            transform: what happens around the product; None for what the config's family does, or
+                a GGUF file's architecture.
+
+        Raises:
+            SourceError: it cannot be read, or its values are not here.
+            LMHeadError: no head, an adapter, a family without a record, or as the constructor.
+        """
+        from lmhead.topk import sources
+
+        written = sources.of_checkpoint(src, transform)
+        index = cls._of(written, groups)
+        index.source = written.source
+        return index
+
+    @classmethod
+    def _of(cls, written: Written, groups: Groups) -> HeadIndex:
+        return cls(written.weight, bias=written.bias, transform=written.transform, groups=groups)
+
+    def save(self, folder: str | os.PathLike[str], *, table: bool | None = None) -> None:
+        """Write the index into a folder of its own, all of it or nothing.
+
+        Args:
+            folder: a new or empty folder, or one with an index, which is replaced.
+            table: True copies the original table too (scores come from it); False does not: it is
+                found again where `from_checkpoint` mapped it, or `open` must be given it. None
+                copies it where no file holds it.
+
+        Raises:
+            LMHeadError: something else is in the folder, or the table has changed since.
+            SourceError: it cannot be written, or the table's file has changed since.
+        """
+        from lmhead.topk import storage
+
+        self._check_version()
+        storage.save(folder, self.table, self.weight, self.bias, self.transform, self.source, table)
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        weight: Tensor | None = None,
+        verify: bool = False,
+        backend: backend.Name | None = None,
+    ) -> HeadIndex:
+        """An index that was saved, mapped into memory: on the CPU, and within milliseconds.
+
+        A table in a file whose size or time have changed is compared with its digest, whole; one
+        that looks unchanged by a few of its rows.
+
+        Args:
+            weight: the table, where it was not saved or should not be mapped; compared with its
+                digest, whole (about half a second a gigabyte).
+            verify: compare every number of index and table with their digests.
+
+        Raises:
+            SourceError: no index there, one that is cut, corrupt or of a newer lmhead, or its table
+                has changed or gone.
+            LMHeadError: the weight is another one, or none was saved and none is given.
+        """
+        from lmhead.topk import storage
+
+        opened = storage.load(folder, weight, verify)
+        index = cls.__new__(cls)
+        index._set(opened.table, opened.weight, opened.bias, opened.transform, backend)
+        index.source = opened.source
+        return index
 
     def __len__(self) -> int:
         """Rows that can be scored: those below `valid_rows`."""
@@ -126,6 +242,147 @@ class HeadIndex:
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= len(self):
             raise LMHeadError(f"k must be an integer in 1 .. {len(self)}, got {k!r}")
 
+    @torch.no_grad()
+    def log_sum_exp(self, hidden: Tensor, within: float = 0.05) -> Interval:
+        """Where the log-sum-exp of all logits certainly lies, for each hidden state.
+
+        Args:
+            hidden: [..., d], as for `topk`.
+            within: the widest interval wanted, in nats. 0 computes the full product; what float64
+                rounds (about 1e-10) stays in the interval.
+
+        Returns:
+            Bounds of shape [...], float64.
+        """
+        interval.check_within(within)
+        rows = self._rows(hidden)
+        curve = interval.Curve.of(self.transform)
+        low, high = interval.log_sum_exp(self.path, rows, within, self._terms, curve)
+        return _interval(low, high, hidden.shape[:-1], hidden)
+
+    @torch.no_grad()
+    def logprobs(self, hidden: Tensor, ids: Tensor, within: float = 0.05) -> Interval:
+        """Where log-probabilities of tokens certainly lie: exact logits, less `log_sum_exp`.
+
+        Args:
+            hidden: [..., d], as for `topk`.
+            ids: [k] or [..., k], of an integer dtype.
+            within: the widest interval wanted, in nats, as for `log_sum_exp`.
+
+        Returns:
+            Bounds of shape [..., k], float64.
+
+        Raises:
+            LMHeadError: also where an id is no row, or a padded one.
+        """
+        interval.check_within(within)
+        rows = self._rows(hidden)
+        lead = hidden.shape[:-1]
+        if ids.ndim == 0 or (ids.ndim > 1 and ids.shape[:-1] != lead):
+            raise LMHeadError(
+                f"hidden states of shape {tuple(hidden.shape)} need ids of shape [k] or "
+                f"{[*lead, 'k']}, got {tuple(ids.shape)}"
+            )
+        k = ids.shape[-1]
+        wanted = self._numbers(ids).expand(*lead, k).reshape(len(rows), k).numpy()
+        curve = interval.Curve.of(self.transform)
+        low, high = interval.logprobs(self.path, rows, wanted, within, self._terms, curve)
+        return _interval(low, high, (*lead, k), hidden)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        hidden: Tensor,
+        *,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        temperature: float = 1.0,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Sample:
+        """Tokens drawn from the exact distribution, filtered as `transformers` does it.
+
+        The temperature first, then the `top_k` best, then the fewest best of these whose
+        probability reaches `top_p`. The same state of the generator gives the same tokens (of one
+        backend: another one's bounds differ in the last digits, which a draw may depend on).
+
+        Args:
+            hidden: [..., d], as for `topk`.
+            top_k: 1 or above; more than there are is all.
+            top_p: 0 … 1; 1 is all, 0 the best token.
+            num_samples: None draws one token for each state, of shape [...].
+
+        Raises:
+            LMHeadError: hidden or an option does not fit.
+        """
+        filters = sampling.Filters(top_k, top_p, temperature)
+        count = 1 if num_samples is None else num_samples
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise LMHeadError(f"num_samples must be an integer, 1 or above, got {count!r}")
+        device = "cpu" if generator is None else generator.device
+
+        def uniform(m: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+            drawn = torch.rand(m, dtype=torch.float64, generator=generator, device=device)
+            return drawn.cpu().numpy()
+
+        rows = self._rows(hidden)
+        curve = interval.Curve.of(self.transform, temperature)
+        found = sampling.sample(self.path, rows, self._terms, curve, filters, count, uniform)
+        lead = hidden.shape[:-1]
+        shape = lead if num_samples is None else (*lead, count)
+        low, high = (np.array([getattr(f, end) for f in found]) for end in ("low", "high"))
+        return Sample(
+            _tensor([f.ids for f in found], np.int64, shape, hidden),
+            _interval(low, high, shape, hidden),
+            _tensor([f.fewest for f in found], np.int64, lead, hidden),
+            _tensor([f.most for f in found], np.int64, lead, hidden),
+        )
+
+    @torch.no_grad()
+    def neighbours(
+        self, ids: Tensor | Sequence[int], k: int = 10, *, by: neighbours.By = "cosine"
+    ) -> TopK:
+        """The k rows of the table nearest to rows of it, themselves left out, exactly.
+
+        Bias and transform play no part. Equal ones are ordered by the smaller id; a row of zeros
+        has cosine 0 with every other.
+
+        Args:
+            ids: [...], rows of the table.
+            k: 1 … len(index) − 1.
+            by: "cosine" or "dot"; `logits` of the result holds these.
+
+        Raises:
+            LMHeadError: an id is no row or a padded one, k is out of range, `by` is neither.
+        """
+        if by not in ("cosine", "dot"):
+            raise LMHeadError(f"by is {by!r}, and must be 'cosine' or 'dot'")
+        most = len(self) - 1
+        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= most:
+            raise LMHeadError(f"k must be an integer in 1 .. {most}, the other rows, got {k!r}")
+        given = torch.as_tensor(ids)
+        wanted = self._numbers(given)
+        self._check_version()
+        if by == "cosine" and self._lengths is None:
+            self._lengths = neighbours.lengths(self.path.weight)
+        lengths = self._lengths if by == "cosine" else None
+        found = neighbours.nearest(self.path, wanted.reshape(-1).numpy(), k, lengths)
+        return _topk(found, (*given.shape, k), given)
+
+    def _numbers(self, ids: Tensor) -> Tensor:
+        """Row numbers, checked, as int64 on the CPU."""
+        if not ids.numel() and ids.is_floating_point():  # of an empty list
+            return ids.long()
+        check_integer("ids", ids)
+        check_ids("ids", ids, len(self), len(self.weight))
+        return ids.detach().to("cpu", torch.int64)
+
+    def _check_version(self) -> None:
+        if self._version is not None and self.weight._version != self._version:
+            raise LMHeadError(
+                "the table has changed since the index was built", "build the index anew"
+            )
+
     def _logits(self, y: Tensor) -> Tensor:
         """Logits of scores y."""
         scale = abs(self.transform.logit_scale)
@@ -133,10 +390,7 @@ class HeadIndex:
 
     def _rows(self, hidden: Tensor) -> Tensor:
         """Hidden states [n, d], row-major, on the CPU."""
-        if self._version is not None and self.weight._version != self._version:
-            raise LMHeadError(
-                "the table has changed since the index was built", "build the index anew"
-            )
+        self._check_version()
         if hidden.ndim == 0 or hidden.shape[-1] != self.d:
             raise LMHeadError(
                 f"hidden states of shape {tuple(hidden.shape)} do not fit an index of width "
@@ -150,6 +404,23 @@ class HeadIndex:
         if hidden.device.type != "cpu":
             hidden = hidden.cpu()
         return hidden.reshape(-1, self.d).contiguous()
+
+
+def _tensor(values: Any, dtype: type, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=dtype).reshape(shape)).to(like.device)
+
+
+def _topk(found: list[neighbours.Nearest], shape: tuple[int, ...], like: Tensor) -> TopK:
+    return TopK(
+        _tensor([f.ids for f in found], np.int64, shape, like),
+        _tensor([f.y for f in found], np.float64, shape, like),
+        True,
+        _tensor([f.rescored for f in found], np.int64, shape[:-1], like),
+    )
+
+
+def _interval(low: Any, high: Any, shape: tuple[int, ...], like: Tensor) -> Interval:
+    return Interval(_tensor(low, np.float64, shape, like), _tensor(high, np.float64, shape, like))
 
 
 def _valid(weight: Tensor, transform: HeadTransform) -> int:

@@ -96,7 +96,7 @@ def _fractions(
 
     @functools.cache
     def summed(row: bytes) -> Fraction:
-        return _exact_sum(np.frombuffer(row) * g)
+        return exact_sum(np.frombuffer(row) * g)
 
     values = []
     for i, row_id in enumerate(at):
@@ -109,7 +109,7 @@ def _fractions(
     return values
 
 
-def _exact_sum(numbers: NDArray[np.float64]) -> Fraction:
+def exact_sum(numbers: NDArray[np.float64]) -> Fraction:
     """The sum of float64 numbers as integers over one power of two."""
     mantissas, exponents = np.frexp(numbers[numbers != 0])
     if not len(mantissas):

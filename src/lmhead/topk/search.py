@@ -41,6 +41,13 @@ def best(path: Any, hidden: Tensor, k: int, terms: Terms) -> Found:
     return found
 
 
+def one(path: Any, q: Queries, m: int, bounds: Any, k: int, terms: Terms) -> Found:
+    """The k best rows of query m of a block that was screened: arrays [1, k] and [1]."""
+    found = Found(np.empty((1, k), np.int64), np.empty((1, k)), np.empty(1, np.int64))
+    _one(path, q, m, bounds, k, terms, found, 0)
+    return found
+
+
 def _one(
     path: Any, q: Queries, m: int, bounds: Any, k: int, terms: Terms, found: Found, at: int
 ) -> None:
