@@ -22,23 +22,23 @@ SCALES = (1.0, 1.0, 1.0, -1.0, 0.0, 0.37, -7.0, 1e-30, 1e30, 1e-99)
 
 @st.composite
 def cases(draw):  # type: ignore[no-untyped-def]
-    return dict(
-        rows=draw(st.one_of(st.integers(1, 40), st.integers(1, 300))),
-        d=draw(st.one_of(st.integers(1, 200), st.sampled_from([64, 128, 192, 127, 65, 1]))),
-        n=draw(st.sampled_from([0, 1, 1, 2, 3, 5, 8, 9, 20])),
-        dtype=draw(st.sampled_from(DTYPES)),
-        groups=draw(st.sampled_from(["row", 64])),
-        biased=draw(st.sampled_from([0.0, 0.0, 1.0, 1e-20, 1e20, 1e-45])),
-        hidden_scale=draw(st.sampled_from(SCALES)),
-        logit_scale=draw(st.sampled_from(SCALES)),
-        softcap=draw(st.sampled_from([None, 30.0])),
-        valid=draw(st.sampled_from([1.0, 1.0, 0.5])),
-        share=draw(st.sampled_from([0.0, 0.05, 0.3, 1.0])),
-        kind=draw(st.sampled_from(TABLES)),
-        asked=draw(st.sampled_from(QUERIES)),
-        backend=draw(st.sampled_from(BACKENDS)),
-        seed=draw(st.integers(0, 2**32)),
-    )
+    return {
+        "rows": draw(st.one_of(st.integers(1, 40), st.integers(1, 300))),
+        "d": draw(st.one_of(st.integers(1, 200), st.sampled_from([64, 128, 192, 127, 65, 1]))),
+        "n": draw(st.sampled_from([0, 1, 1, 2, 3, 5, 8, 9, 20])),
+        "dtype": draw(st.sampled_from(DTYPES)),
+        "groups": draw(st.sampled_from(["row", 64])),
+        "biased": draw(st.sampled_from([0.0, 0.0, 1.0, 1e-20, 1e20, 1e-45])),
+        "hidden_scale": draw(st.sampled_from(SCALES)),
+        "logit_scale": draw(st.sampled_from(SCALES)),
+        "softcap": draw(st.sampled_from([None, 30.0])),
+        "valid": draw(st.sampled_from([1.0, 1.0, 0.5])),
+        "share": draw(st.sampled_from([0.0, 0.05, 0.3, 1.0])),
+        "kind": draw(st.sampled_from(TABLES)),
+        "asked": draw(st.sampled_from(QUERIES)),
+        "backend": draw(st.sampled_from(BACKENDS)),
+        "seed": draw(st.integers(0, 2**32)),
+    }
 
 
 def attack(
@@ -69,11 +69,11 @@ def test_the_exact_order(case) -> None:  # type: ignore[no-untyped-def]
 
 
 def case(**changes):  # type: ignore[no-untyped-def]
-    plain = dict(
-        rows=100, d=128, n=9, dtype=torch.float32, groups="row", biased=0.0, hidden_scale=1.0,
-        logit_scale=1.0, softcap=None, valid=1.0, share=0.05, kind="normal", asked="normal",
-        backend=BACKENDS[0], seed=0,
-    )  # fmt: skip
+    plain = {
+        "rows": 100, "d": 128, "n": 9, "dtype": torch.float32, "groups": "row", "biased": 0.0,
+        "hidden_scale": 1.0, "logit_scale": 1.0, "softcap": None, "valid": 1.0, "share": 0.05,
+        "kind": "normal", "asked": "normal", "backend": BACKENDS[0], "seed": 0,
+    }  # fmt: skip
     return plain | changes
 
 
@@ -95,6 +95,22 @@ def test_rows_far_below_the_largest_keep_their_bounds() -> None:
         assert index.check(hidden, 5).queries == 20
         wanted = (hidden.double() @ weight.double().T).sort(descending=True).indices[:, :5]
         assert torch.equal(index.topk(hidden, 5).ids, wanted)
+
+
+@pytest.mark.parametrize("groups", ["row", 64])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_queries_along_the_rest_of_a_row(groups, sign: int) -> None:  # type: ignore[no-untyped-def]
+    """The worst query for a row: its error is all that its bound allows, and no more."""
+    weight = torch.randn(64, 192, generator=torch.Generator().manual_seed(0))
+    for backend in BACKENDS:
+        index = HeadIndex(weight, groups=groups, backend=backend)
+        t = index.table
+        scale = np.repeat(t.scale.transpose(0, 2, 1).reshape(64, -1), 192 // t.groups, axis=1)
+        coded = scale * (t.codes.transpose(0, 2, 1, 3).reshape(64, 192).astype(float) - 128)
+        turn = t.rotation.apply(np.eye(192)).T
+        rest = weight.double().numpy() - coded @ turn * 2.0**t.exponent
+        found = [index.check(torch.from_numpy(sign * r).float(), 64).share for r in rest]
+        assert 0.98 < max(found) < 1
 
 
 def test_groups_that_nearly_cancel() -> None:
