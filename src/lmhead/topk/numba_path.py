@@ -13,13 +13,14 @@ from torch import Tensor
 from lmhead.loss import threads
 from lmhead.topk import choose, kernels, vector_ir
 from lmhead.topk.query import COEFS, STEPS, Queries, Terms, refuse
-from lmhead.topk.table import LANES, SMALLEST, Table, aligned
+from lmhead.topk.table import LANES, LOST, SMALLEST, Table, aligned
 
 BLOCK = 8  # queries that a pass over the table serves
 SMALL = 1 << 21  # bytes of codes below which one thread is faster
 PIECES = 4  # of the table for each thread
 
 _NO_BIAS = np.empty(0)
+_ZEROS = np.zeros(LANES, np.float32)
 
 
 def rows_of(weight: Tensor) -> tuple[NDArray[Any], tuple[int, ...]]:
@@ -54,7 +55,7 @@ def fill(table: Table, weight: Tensor) -> None:
     def work(first: int, last: int) -> None:
         kernels.fill(
             rows, kind, shrink, turn.signs, turn.cosines.astype(np.float32),
-            turn.power, turn.error, np.float32(SMALLEST), words, table.scale, table.rest,
+            turn.power, turn.error, np.float32(SMALLEST), LOST, words, table.scale, table.rest,
             table.norm, first, last,
         )  # fmt: skip
 
@@ -121,12 +122,13 @@ class NumbaPath:
         """Upper bounds [n, tiles · 16] of y / U, and each tile's largest lower bound [n, tiles]."""
         t = self.table
         room = self._room()
+        bias = terms.screened if terms.screened.size else _ZEROS
         upper, tops = room.upper[: len(q)], room.tops[: len(q)]
         tuples = self.variant, (0,) * len(q), (0,) * q.planes
 
         def work(first: int, last: int) -> None:
             kernels.screen(
-                *tuples, t.codes, q.words, q.starts, t.scale, t.rest, t.norm, terms.screened,
+                *tuples, t.codes, q.words, q.starts, t.scale, t.rest, t.norm, bias,
                 q.coefs, first, last, upper, tops,
             )  # fmt: skip
 

@@ -30,7 +30,7 @@ FLOOR = 2.0**-100  # more than what float32 can lose below its smallest numbers
 NEGLIGIBLE = 2.0**-60  # a product so far below the bias is rest
 COEFS = 5
 STEPS = (0, 127, 32512)  # the largest integer, by planes
-SLIGHT = 2.0**-40  # more than float64 rounds a norm of 65,536 numbers by
+SLIGHT = 2.0**-36  # more than float64 rounds a norm or a rotation of 65,536 numbers by
 GROWN = 1 + 2.0**-20  # more than float32 rounds a bound by
 
 
@@ -106,7 +106,7 @@ def numbers(
     out[0] = omega * t
     out[1] = max(omega * length * GROWN, FLOOR)
     out[2] = omega * (away + (groups + 12) * UNIT * t * size) * GROWN
-    out[3] = bias_power / unit
+    out[3] = bias_power / unit if largest_bias > 0 else 0.0
     out[4] = FLOOR + 6 * UNIT * largest_bias / unit + missing
     return unit, 2.0**-52 * (d + 8) * (reach + largest_bias)
 
