@@ -324,6 +324,34 @@ def ask(
 
 
 @intrinsic
+def at_least(typingctx: Any, address: Any, threshold: Any) -> Any:
+    """Which of 16 float32 at an address are not below a threshold: bits of an int32."""
+
+    def compare(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        number = ir.IntType(32)
+        kind = ir.VectorType(ir.FloatType(), LANES)
+        values = builder.load(builder.inttoptr(args[0], kind.as_pointer()))
+        values.align = 4
+        unknown = ir.Constant(kind, ir.Undefined)
+        one = builder.insert_element(unknown, args[1], ir.Constant(number, 0))
+        same = ir.Constant(ir.VectorType(number, LANES), [0] * LANES)
+        bits = builder.fcmp_ordered(">=", values, builder.shuffle_vector(one, unknown, same))
+        return builder.zext(builder.bitcast(bits, ir.IntType(LANES)), number)
+
+    return types.int32(address, types.float32), compare
+
+
+@intrinsic
+def lowest_bit(typingctx: Any, bits: Any) -> Any:
+    """The place of the lowest bit of an int32 that is not 0."""
+
+    def count(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int32(types.int32), count
+
+
+@intrinsic
 def ask_for(typingctx: Any, address: Any) -> Any:
     """Ask for the 64 bytes at an address, soon to be read."""
 

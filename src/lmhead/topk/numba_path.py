@@ -143,18 +143,20 @@ class NumbaPath:
         return room
 
     def best(
-        self, q: Queries, n: int, bounds: Any, k: int, terms: Terms, most: int,
-        ids: NDArray[np.int64], y: NDArray[np.float64],
-    ) -> int:  # fmt: skip
-        """See `choose.best`; of query n of the block."""
+        self, q: Queries, bounds: Any, k: int, terms: Terms, most: int,
+        ids: NDArray[np.int64], y: NDArray[np.float64], counts: NDArray[np.int64],
+    ) -> None:  # fmt: skip
+        """See `choose.best`; of the first queries of the block, as many as there are counts."""
         t, (upper, tops) = self.table, bounds
-        return int(
+
+        def work(first: int, last: int) -> None:
             choose.best(
-                upper[n], tops[n], t.rest, t.norm, q.coefs[n], t.rows, k, self.rows, self.kind,
-                q.g[n], terms.factor, _NO_BIAS if terms.bias is None else terms.bias, q.unit[n],
-                q.slack[n], most, ids, y,
-            )
-        )  # fmt: skip
+                upper, tops, t.rest, t.norm, q.coefs, t.rows, k, self.rows, self.kind, q.g,
+                terms.factor, _NO_BIAS if terms.bias is None else terms.bias, q.unit, q.slack,
+                most, first, last, ids, y, counts,
+            )  # fmt: skip
+
+        threads.each(work, threads.parts(len(counts), torch.get_num_threads()))
 
     def survivors(
         self, q: Queries, n: int, upper: NDArray[np.float32], tops: NDArray[np.float32], k: int,

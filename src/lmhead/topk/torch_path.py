@@ -62,11 +62,11 @@ class TorchPath:
         return prepare(g, planes, self.table, terms)
 
     def best(
-        self, q: Queries, n: int, bounds: Any, k: int, terms: Terms, most: int,
-        ids: NDArray[np.int64], y: NDArray[np.float64],
-    ) -> int:  # fmt: skip
-        """0: `survivors` and what follows it do all."""
-        return 0
+        self, q: Queries, bounds: Any, k: int, terms: Terms, most: int,
+        ids: NDArray[np.int64], y: NDArray[np.float64], counts: NDArray[np.int64],
+    ) -> None:  # fmt: skip
+        """Counts of 0: `survivors` and what follows it do all."""
+        counts[:] = 0
 
     def screen(self, q: Queries, terms: Terms) -> tuple[Tensor, Tensor]:
         """Upper and lower bounds of y / U, both float64 [n, V]."""
