@@ -18,7 +18,7 @@ from lmhead import HeadIndex
 from lmhead.errors import LMHeadError
 from lmhead.topk import backend, search
 from lmhead.topk.certificate import Certificate
-from lmhead.topk.query import Terms
+from lmhead.topk.terms import Terms
 from lmhead.transform import HeadTransform
 
 pytestmark = pytest.mark.skipif(not BACKENDS, reason="needs numba, or the torch path")

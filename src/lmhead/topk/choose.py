@@ -175,7 +175,7 @@ def in_order(found, y, k, gap, ids, ys):
     else:
         order = np.argsort(-ys)
         ids[:], ys[:] = ids[order], ys[order]
+    apart = True
     for i in range(k - 1):
-        if ys[i] - ys[i + 1] <= gap:
-            return False
-    return True
+        apart &= ys[i] - ys[i + 1] > gap
+    return apart

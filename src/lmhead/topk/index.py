@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,9 +14,9 @@ from lmhead.errors import LMHeadError
 from lmhead.reference import TopK, check_ids, check_integer
 from lmhead.topk import backend, certificate, interval, neighbours, sampling, search
 from lmhead.topk.interval import Interval
-from lmhead.topk.query import Terms
 from lmhead.topk.sampling import Sample
-from lmhead.topk.table import DTYPES, LANES, Groups, Table, check_table, quantise
+from lmhead.topk.table import DTYPES, Groups, Table, check_table, quantise
+from lmhead.topk.terms import terms_of
 from lmhead.transform import HeadTransform
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class HeadIndex:
         if scored.stride(1) != 1:
             scored = scored.contiguous()
         self.path = backend.path(name, table, scored)
-        self._terms = _terms(table, bias, transform)
+        self._terms = terms_of(table, bias, transform)
         self._checked = os.environ.get("LMHEAD_CHECK") == "1"
         self._lengths: np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None = None
 
@@ -190,7 +189,6 @@ class HeadIndex:
     def d(self) -> int:
         return self.table.rotation.d
 
-    @torch.no_grad()
     def topk(self, hidden: Tensor, k: int) -> TopK:
         """The k best tokens for each hidden state, exactly.
 
@@ -403,7 +401,8 @@ class HeadIndex:
             )
         if hidden.device.type != "cpu":
             hidden = hidden.cpu()
-        return hidden.reshape(-1, self.d).contiguous()
+        rows = hidden.detach().reshape(-1, self.d)
+        return rows if rows.is_contiguous() else rows.contiguous()
 
 
 def _tensor(values: Any, dtype: type, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -431,30 +430,3 @@ def _valid(weight: Tensor, transform: HeadTransform) -> int:
     if transform.valid_rows > rows:
         raise LMHeadError(f"valid_rows is {transform.valid_rows}, the table has {rows} rows")
     return transform.valid_rows
-
-
-def _terms(table: Table, bias: Tensor | None, transform: HeadTransform) -> Terms:
-    turned = -1 if transform.logit_scale < 0 else int(transform.logit_scale > 0)
-    factor = abs(transform.hidden_scale) if turned else 0.0
-    sign = turned * (-1 if transform.hidden_scale < 0 else int(transform.hidden_scale > 0))
-    if factor and not 1e-100 < factor < 1e100:
-        raise LMHeadError(
-            f"hidden_scale is {transform.hidden_scale:g}, an index takes 1e-100 to 1e100"
-        )
-    empty = np.empty(0, np.float32)
-    if bias is None:
-        return Terms(factor, sign, None, empty, 0, 0.0)
-    if bias.ndim != 1 or len(bias) < table.rows or not bias.is_floating_point():
-        raise LMHeadError(
-            f"a bias of {bias.dtype}, {list(bias.shape)}, does not fit {table.rows} rows"
-        )
-    own = bias.detach()[: table.rows].to("cpu", torch.float64).numpy()
-    if not np.isfinite(own).all():
-        row = int(np.flatnonzero(~np.isfinite(own))[0])
-        raise LMHeadError(f"the bias of row {row} is {own[row]}")
-    own = own * turned
-    largest = float(np.abs(own).max())
-    exponent = math.frexp(largest)[1] if largest else 0
-    screened = np.zeros(table.tiles * LANES, np.float32)
-    screened[: table.rows] = np.ldexp(own, -exponent)
-    return Terms(factor, sign, own, screened, exponent, largest)

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from lmhead.loss import threads
 from lmhead.topk import choose, kernels, vector_ir
-from lmhead.topk.query import COEFS, STEPS, Queries, Terms, refuse
+from lmhead.topk.query import COEFS, STEPS, Queries, refuse
 from lmhead.topk.table import LANES, LOST, SMALLEST, Table, aligned
+from lmhead.topk.terms import Terms
 
 BLOCK = 8  # queries that a pass over the table serves
 SMALL = 1 << 21  # bytes of codes below which one thread is faster
@@ -132,8 +133,9 @@ class NumbaPath:
                 q.coefs, first, last, upper, tops,
             )  # fmt: skip
 
-        many = 1 if t.codes.nbytes < SMALL else PIECES * torch.get_num_threads()
-        threads.each(work, threads.parts(t.tiles, many if torch.get_num_threads() > 1 else 1))
+        running = torch.get_num_threads()
+        many = 1 if running == 1 or t.codes.nbytes < SMALL else PIECES * running
+        threads.each(work, threads.parts(t.tiles, many))
         return upper, tops
 
     def _room(self) -> Room:

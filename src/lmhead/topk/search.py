@@ -11,7 +11,8 @@ from torch import Tensor
 from lmhead.errors import LMHeadError
 from lmhead.loss import threads
 from lmhead.topk.order import settle
-from lmhead.topk.query import Queries, Terms
+from lmhead.topk.query import Queries
+from lmhead.topk.terms import Terms
 
 SHARE = 4  # beyond a quarter of the rows, scoring all of them in turn is faster
 
@@ -41,10 +42,11 @@ def best(path: Any, hidden: Tensor, k: int, terms: Terms) -> Found:
             q, bounds, k, terms, max(k, rows // SHARE), found.ids[at], found.y[at],
             found.rescored[at],
         )  # fmt: skip
-        open_ = (found.rescored[at] <= 0).nonzero()[0]
-        threads.each(
-            _one, [(path, q, m, bounds, k, terms, found, first + m) for m in open_.tolist()]
-        )
+        undecided = [m for m, count in enumerate(found.rescored[at].tolist()) if count <= 0]
+        if undecided:
+            threads.each(
+                _one, [(path, q, m, bounds, k, terms, found, first + m) for m in undecided]
+            )
         first += size
     return found
 

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmhead.topk.query import Queries, Terms, prepare, refuse
+from lmhead.topk.query import Queries, prepare, refuse
 from lmhead.topk.table import Table
+from lmhead.topk.terms import Terms
 
 BLOCK = 16  # queries that a pass over the table serves
 COLUMNS = 32  # an integer product on a GPU wants more than 16 rows, and multiples of 8
