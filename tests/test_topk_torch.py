@@ -13,7 +13,7 @@ from torch import Tensor
 from lmhead.errors import LMHeadError
 from lmhead.topk import backend
 from lmhead.topk.index import HeadIndex
-from lmhead.topk.query import Terms
+from lmhead.topk.terms import Terms
 from lmhead.topk.torch_path import TorchPath
 from lmhead.transform import HeadTransform
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from lmhead.predict import predict_next
     from lmhead.reference import Explanation, TopK
     from lmhead.topk.index import HeadIndex
+    from lmhead.topk.interval import Interval
+    from lmhead.topk.sampling import Sample
     from lmhead.transform import HeadTransform, tied_init_std
     from lmhead.tying import assert_tied, find_ties, tie, untie
 
@@ -42,7 +44,9 @@ _HOME = {
     "Head": "modules",
     "HeadIndex": "topk.index",
     "HeadTransform": "transform",
+    "Interval": "topk.interval",
     "LinearCrossEntropyLoss": "loss",
+    "Sample": "topk.sampling",
     "TopK": "reference",
     "assert_tied": "tying",
     "compare": "lab.compare",
@@ -71,8 +75,10 @@ __all__ = [
     "Head",
     "HeadIndex",
     "HeadTransform",
+    "Interval",
     "LMHeadError",
     "LinearCrossEntropyLoss",
+    "Sample",
     "SourceError",
     "TopK",
     "assert_tied",

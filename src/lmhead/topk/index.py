@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,11 +12,11 @@ from torch import Tensor
 
 from lmhead.errors import LMHeadError
 from lmhead.reference import TopK, check_ids, check_integer
-from lmhead.topk import backend, interval, neighbours, sampling, search
+from lmhead.topk import backend, certificate, interval, neighbours, sampling, search
 from lmhead.topk.interval import Interval
-from lmhead.topk.query import Terms
 from lmhead.topk.sampling import Sample
-from lmhead.topk.table import DTYPES, LANES, Groups, Table, quantise
+from lmhead.topk.table import DTYPES, Groups, Table, check_table, quantise
+from lmhead.topk.terms import terms_of
 from lmhead.transform import HeadTransform
 
 if TYPE_CHECKING:
@@ -52,6 +51,7 @@ class HeadIndex:
         groups: Groups = "row",
         backend: backend.Name | None = None,
     ) -> None:
+        check_table(weight, groups)
         rows = _valid(weight, transform)
         self._set(quantise(weight.detach()[:rows], groups), weight, bias, transform, backend)
 
@@ -71,7 +71,8 @@ class HeadIndex:
         if scored.stride(1) != 1:
             scored = scored.contiguous()
         self.path = backend.path(name, table, scored)
-        self._terms = _terms(table, bias, transform)
+        self._terms = terms_of(table, bias, transform)
+        self._checked = os.environ.get("LMHEAD_CHECK") == "1"
         self._lengths: np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None = None
 
     @classmethod
@@ -188,7 +189,6 @@ class HeadIndex:
     def d(self) -> int:
         return self.table.rotation.d
 
-    @torch.no_grad()
     def topk(self, hidden: Tensor, k: int) -> TopK:
         """The k best tokens for each hidden state, exactly.
 
@@ -207,9 +207,11 @@ class HeadIndex:
         Raises:
             LMHeadError: hidden does not fit or is not finite, or k is out of range.
         """
-        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= len(self):
-            raise LMHeadError(f"k must be an integer in 1 .. {len(self)}, got {k!r}")
-        found = search.best(self.path, self._rows(hidden), k, self._terms)
+        rows = self._rows(hidden)
+        self._valid_k(k)
+        if self._checked:
+            certificate.check(self, rows, k)
+        found = search.best(self.path, rows, k, self._terms)
         ids, y, count = (torch.from_numpy(a) for a in found)
         logits, lead = self._logits(y), hidden.shape[:-1]
         if hidden.ndim != 2:
@@ -217,6 +219,26 @@ class HeadIndex:
         if hidden.device.type != "cpu":
             ids, logits, count = (x.to(hidden.device) for x in (ids, logits, count))
         return TopK(ids, logits, True, count)
+
+    @torch.no_grad()
+    def check(self, hidden: Tensor, k: int = 10) -> certificate.Certificate:
+        """Check the certificate on hidden states [..., d]: slow, for tests and doubts.
+
+        Every row's score, from the full product, must lie within its bounds, sums of integers must
+        be right, and the k best (or all, where there are fewer rows) must be those of a full sort.
+        With LMHEAD_CHECK=1 in the environment when an index is made, each `topk` does it first.
+
+        Raises:
+            LMHeadError: something is wrong; it names query and row.
+        """
+        rows = self._rows(hidden)
+        k = min(k, len(self))
+        self._valid_k(k)
+        return certificate.check(self, rows, k)
+
+    def _valid_k(self, k: int) -> None:
+        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= len(self):
+            raise LMHeadError(f"k must be an integer in 1 .. {len(self)}, got {k!r}")
 
     @torch.no_grad()
     def log_sum_exp(self, hidden: Tensor, within: float = 0.05) -> Interval:
@@ -379,7 +401,8 @@ class HeadIndex:
             )
         if hidden.device.type != "cpu":
             hidden = hidden.cpu()
-        return hidden.reshape(-1, self.d).contiguous()
+        rows = hidden.detach().reshape(-1, self.d)
+        return rows if rows.is_contiguous() else rows.contiguous()
 
 
 def _tensor(values: Any, dtype: type, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -407,30 +430,3 @@ def _valid(weight: Tensor, transform: HeadTransform) -> int:
     if transform.valid_rows > rows:
         raise LMHeadError(f"valid_rows is {transform.valid_rows}, the table has {rows} rows")
     return transform.valid_rows
-
-
-def _terms(table: Table, bias: Tensor | None, transform: HeadTransform) -> Terms:
-    turned = -1 if transform.logit_scale < 0 else int(transform.logit_scale > 0)
-    factor = abs(transform.hidden_scale) if turned else 0.0
-    sign = turned * (-1 if transform.hidden_scale < 0 else int(transform.hidden_scale > 0))
-    if factor and not 1e-100 < factor < 1e100:
-        raise LMHeadError(
-            f"hidden_scale is {transform.hidden_scale:g}, an index takes 1e-100 to 1e100"
-        )
-    empty = np.empty(0, np.float32)
-    if bias is None:
-        return Terms(factor, sign, None, empty, 0, 0.0)
-    if bias.ndim != 1 or len(bias) < table.rows or not bias.is_floating_point():
-        raise LMHeadError(
-            f"a bias of {bias.dtype}, {list(bias.shape)}, does not fit {table.rows} rows"
-        )
-    own = bias.detach()[: table.rows].to("cpu", torch.float64).numpy()
-    if not np.isfinite(own).all():
-        row = int(np.flatnonzero(~np.isfinite(own))[0])
-        raise LMHeadError(f"the bias of row {row} is {own[row]}")
-    own = own * turned
-    largest = float(np.abs(own).max())
-    exponent = math.frexp(largest)[1] if largest else 0
-    screened = np.zeros(table.tiles * LANES, np.float32)
-    screened[: table.rows] = own * 2.0**-exponent
-    return Terms(factor, sign, own, screened, exponent, largest)

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from lmhead.errors import LMHeadError
 from lmhead.loss import threads
-from lmhead.topk.query import Queries, Terms
+from lmhead.topk.query import Queries
 from lmhead.topk.search import SHARE
+from lmhead.topk.terms import Terms
 from lmhead.topk.torch_path import TorchPath
 from lmhead.transform import HeadTransform
 

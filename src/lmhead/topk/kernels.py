@@ -65,15 +65,13 @@ def screen(
 
     codes uint8 [tiles, steps, 16, 4]; words int32 [groups · steps, columns]: four signed bytes
     each; starts int32 [groups, columns]; scale [tiles, groups, 16]; rest, norm, bias [tiles · 16]
-    (bias empty: none); coefs [queries, 5]; upper float32 [queries, tiles · 16], tops
+    (bias [16]: that of every tile); coefs [queries, 5]; upper float32 [queries, tiles · 16], tops
     [queries, tiles].
     """
     groups = scale.shape[1]
     steps = codes.shape[1] // groups
     size = codes.shape[1] * 64
-    zeros = np.zeros(LANES, np.float32)
-    biased = bias.size > 0
-    b = address(bias) if biased else address(zeros)
+    one = bias.size == LANES
     for tile in range(first, last):
         score_tile(
             variant, queries, planes,
@@ -85,7 +83,7 @@ def screen(
             address(scale) + tile * groups * 64,
             address(rest) + tile * 64,
             address(norm) + tile * 64,
-            b + tile * 64 if biased else b,
+            address(bias) if one else address(bias) + tile * 64,
             address(coefs),
             address(upper) + tile * 64,
             upper.strides[0],
@@ -106,7 +104,7 @@ def row_tops(bits, mask, out, first, last):
 
 @compiled(fastmath={"contract", "nsz", "nnan"})
 def fill(
-    weight, kind, shrink, signs, cosines, power, error, smallest, codes, scale, rest, norm,
+    weight, kind, shrink, signs, cosines, power, error, smallest, lost, codes, scale, rest, norm,
     first, last,
 ):  # fmt: skip
     """Quantise the rows of tiles first … last − 1. Arrays as in `table.Table`; codes as uint32.
@@ -143,7 +141,7 @@ def fill(
                 for lane in range(LANES):
                     largest[lane] = max(largest[lane], abs(x[i, lane]))
             for lane in range(LANES):
-                fine = top[lane] >= smallest and largest[lane] > 0
+                fine = largest[lane] >= smallest
                 step[lane] = largest[lane] / F32(127) if fine else F32(0)
                 back[lane] = F32(127) / largest[lane] if fine else F32(0)
                 scale[tile, g, lane] = step[lane] / F32(np.sqrt(power))
@@ -154,10 +152,12 @@ def fill(
             grown = 1 + 40 * u  # sums of 64 squares in float32, then float64
             length = np.sqrt(own[lane]) * grown
             away = np.sqrt(left[lane] / power) * grown + (error + 3) * u * length
+            near = np.sqrt(kept[lane] / power) * grown
             if top[lane] > 0:
-                away += 2.0**-100
+                away += lost
+                near += lost
             rest[tile * LANES + lane] = F32(away * (1 + 2 * u))
-            norm[tile * LANES + lane] = F32(np.sqrt(kept[lane] / power) * grown * (1 + 2 * u))
+            norm[tile * LANES + lane] = F32(near * (1 + 2 * u))
 
 
 @compiled(fastmath={"contract", "nsz", "nnan"})
@@ -324,6 +324,34 @@ def ask(
 
 
 @intrinsic
+def at_least(typingctx: Any, address: Any, threshold: Any) -> Any:
+    """Which of 16 float32 at an address are not below a threshold: bits of an int32."""
+
+    def compare(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        number = ir.IntType(32)
+        kind = ir.VectorType(ir.FloatType(), LANES)
+        values = builder.load(builder.inttoptr(args[0], kind.as_pointer()))
+        values.align = 4
+        unknown = ir.Constant(kind, ir.Undefined)
+        one = builder.insert_element(unknown, args[1], ir.Constant(number, 0))
+        same = ir.Constant(ir.VectorType(number, LANES), [0] * LANES)
+        bits = builder.fcmp_ordered(">=", values, builder.shuffle_vector(one, unknown, same))
+        return builder.zext(builder.bitcast(bits, ir.IntType(LANES)), number)
+
+    return types.int32(address, types.float32), compare
+
+
+@intrinsic
+def lowest_bit(typingctx: Any, bits: Any) -> Any:
+    """The place of the lowest bit of an int32 that is not 0."""
+
+    def count(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int32(types.int32), count
+
+
+@intrinsic
 def ask_for(typingctx: Any, address: Any) -> Any:
     """Ask for the 64 bytes at an address, soon to be read."""
 
@@ -395,6 +423,7 @@ def precise(weight, kind, hidden, ids, high, low, exact):
                 whole = False
             c = t
         t = s + c
+        z = t - s
         high[i] = t
-        low[i] = c - (t - s)
+        low[i] = (s - (t - z)) + (c - z)
         exact[i] = whole

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from lmhead.topk import order, search
 from lmhead.topk.interval import each
-from lmhead.topk.query import Queries, Terms
+from lmhead.topk.query import Queries
+from lmhead.topk.terms import Terms
 from lmhead.topk.torch_path import TorchPath
 
 By = Literal["cosine", "dot"]

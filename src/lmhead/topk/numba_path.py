@@ -12,14 +12,16 @@ from torch import Tensor
 
 from lmhead.loss import threads
 from lmhead.topk import choose, kernels, vector_ir
-from lmhead.topk.query import COEFS, STEPS, Queries, Terms, refuse
-from lmhead.topk.table import LANES, SMALLEST, Table, aligned
+from lmhead.topk.query import COEFS, STEPS, Queries, refuse
+from lmhead.topk.table import LANES, LOST, SMALLEST, Table, aligned
+from lmhead.topk.terms import Terms
 
 BLOCK = 8  # queries that a pass over the table serves
 SMALL = 1 << 21  # bytes of codes below which one thread is faster
 PIECES = 4  # of the table for each thread
 
 _NO_BIAS = np.empty(0)
+_ZEROS = np.zeros(LANES, np.float32)
 
 
 def rows_of(weight: Tensor) -> tuple[NDArray[Any], tuple[int, ...]]:
@@ -54,7 +56,7 @@ def fill(table: Table, weight: Tensor) -> None:
     def work(first: int, last: int) -> None:
         kernels.fill(
             rows, kind, shrink, turn.signs, turn.cosines.astype(np.float32),
-            turn.power, turn.error, np.float32(SMALLEST), words, table.scale, table.rest,
+            turn.power, turn.error, np.float32(SMALLEST), LOST, words, table.scale, table.rest,
             table.norm, first, last,
         )  # fmt: skip
 
@@ -121,17 +123,19 @@ class NumbaPath:
         """Upper bounds [n, tiles · 16] of y / U, and each tile's largest lower bound [n, tiles]."""
         t = self.table
         room = self._room()
+        bias = terms.screened if terms.screened.size else _ZEROS
         upper, tops = room.upper[: len(q)], room.tops[: len(q)]
         tuples = self.variant, (0,) * len(q), (0,) * q.planes
 
         def work(first: int, last: int) -> None:
             kernels.screen(
-                *tuples, t.codes, q.words, q.starts, t.scale, t.rest, t.norm, terms.screened,
+                *tuples, t.codes, q.words, q.starts, t.scale, t.rest, t.norm, bias,
                 q.coefs, first, last, upper, tops,
             )  # fmt: skip
 
-        many = 1 if t.codes.nbytes < SMALL else PIECES * torch.get_num_threads()
-        threads.each(work, threads.parts(t.tiles, many if torch.get_num_threads() > 1 else 1))
+        running = torch.get_num_threads()
+        many = 1 if running == 1 or t.codes.nbytes < SMALL else PIECES * running
+        threads.each(work, threads.parts(t.tiles, many))
         return upper, tops
 
     def _room(self) -> Room:
@@ -141,18 +145,20 @@ class NumbaPath:
         return room
 
     def best(
-        self, q: Queries, n: int, bounds: Any, k: int, terms: Terms, most: int,
-        ids: NDArray[np.int64], y: NDArray[np.float64],
-    ) -> int:  # fmt: skip
-        """See `choose.best`; of query n of the block."""
+        self, q: Queries, bounds: Any, k: int, terms: Terms, most: int,
+        ids: NDArray[np.int64], y: NDArray[np.float64], counts: NDArray[np.int64],
+    ) -> None:  # fmt: skip
+        """See `choose.best`; of the first queries of the block, as many as there are counts."""
         t, (upper, tops) = self.table, bounds
-        return int(
+
+        def work(first: int, last: int) -> None:
             choose.best(
-                upper[n], tops[n], t.rest, t.norm, q.coefs[n], t.rows, k, self.rows, self.kind,
-                q.g[n], terms.factor, _NO_BIAS if terms.bias is None else terms.bias, q.unit[n],
-                q.slack[n], most, ids, y,
-            )
-        )  # fmt: skip
+                upper, tops, t.rest, t.norm, q.coefs, t.rows, k, self.rows, self.kind, q.g,
+                terms.factor, _NO_BIAS if terms.bias is None else terms.bias, q.unit, q.slack,
+                most, first, last, ids, y, counts,
+            )  # fmt: skip
+
+        threads.each(work, threads.parts(len(counts), torch.get_num_threads()))
 
     def survivors(
         self, q: Queries, n: int, upper: NDArray[np.float32], tops: NDArray[np.float32], k: int,

@@ -25,32 +25,14 @@ from torch import Tensor
 
 from lmhead.errors import LMHeadError
 from lmhead.topk.table import UNIT, Table
+from lmhead.topk.terms import Terms
 
 FLOOR = 2.0**-100  # more than what float32 can lose below its smallest numbers
 NEGLIGIBLE = 2.0**-60  # a product so far below the bias is rest
 COEFS = 5
 STEPS = (0, 127, 32512)  # the largest integer, by planes
-SLIGHT = 2.0**-40  # more than float64 rounds a norm of 65,536 numbers by
+SLIGHT = 2.0**-36  # more than float64 rounds a norm or a rotation of 65,536 numbers by
 GROWN = 1 + 2.0**-20  # more than float32 rounds a bound by
-
-
-@dataclass(frozen=True, eq=False)
-class Terms:
-    """What the transform adds to a product: y = factor · (w · g) + bias.
-
-    Attributes:
-        factor: |hidden_scale|; 0 where logit_scale or hidden_scale is 0.
-        sign: of the query against the hidden state: 1, -1, or 0.
-        bias: float64 [V] with its sign turned, or None.
-        screened: float32 [tiles · 16] bias in units of 2^bias_exponent, or empty.
-    """
-
-    factor: float
-    sign: int
-    bias: NDArray[np.float64] | None
-    screened: NDArray[np.float32]
-    bias_exponent: int
-    largest_bias: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +88,7 @@ def numbers(
     out[0] = omega * t
     out[1] = max(omega * length * GROWN, FLOOR)
     out[2] = omega * (away + (groups + 12) * UNIT * t * size) * GROWN
-    out[3] = bias_power / unit
+    out[3] = bias_power / unit if largest_bias > 0 else 0.0
     out[4] = FLOOR + 6 * UNIT * largest_bias / unit + missing
     return unit, 2.0**-52 * (d + 8) * (reach + largest_bias)
 

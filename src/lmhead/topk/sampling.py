@@ -24,7 +24,8 @@ from torch import Tensor
 from lmhead.errors import LMHeadError
 from lmhead.topk import search
 from lmhead.topk.interval import Curve, Interval, Masses, each
-from lmhead.topk.query import Queries, Terms
+from lmhead.topk.query import Queries
+from lmhead.topk.terms import Terms
 
 LADDER = 4  # sets to propose from have 16, 64, 256 … tokens
 WITHIN = 0.05  # nats: the interval of the sum of all

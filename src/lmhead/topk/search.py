@@ -11,7 +11,8 @@ from torch import Tensor
 from lmhead.errors import LMHeadError
 from lmhead.loss import threads
 from lmhead.topk.order import settle
-from lmhead.topk.query import Queries, Terms
+from lmhead.topk.query import Queries
+from lmhead.topk.terms import Terms
 
 SHARE = 4  # beyond a quarter of the rows, scoring all of them in turn is faster
 
@@ -29,14 +30,23 @@ def best(path: Any, hidden: Tensor, k: int, terms: Terms) -> Found:
     """The k best rows for hidden states [n, d], by the exact y; equal ones by id."""
     n = len(hidden)
     found = Found(np.empty((n, k), np.int64), np.empty((n, k)), np.empty(n, np.int64))
+    rows = path.table.rows
     first = 0
     while first < n:
         size, planes = path.block(n - first)
         some = hidden[first : first + size]
         q = path.prepare(some, planes, size, terms)
         bounds = path.screen(q, terms)
-        jobs = [(path, q, m, bounds, k, terms, found, first + m) for m in range(len(some))]
-        threads.each(_one, jobs)
+        at = slice(first, first + len(some))
+        path.best(
+            q, bounds, k, terms, max(k, rows // SHARE), found.ids[at], found.y[at],
+            found.rescored[at],
+        )  # fmt: skip
+        undecided = [m for m, count in enumerate(found.rescored[at].tolist()) if count <= 0]
+        if undecided:
+            threads.each(
+                _one, [(path, q, m, bounds, k, terms, found, first + m) for m in undecided]
+            )
         first += size
     return found
 
@@ -51,14 +61,9 @@ def one(path: Any, q: Queries, m: int, bounds: Any, k: int, terms: Terms) -> Fou
 def _one(
     path: Any, q: Queries, m: int, bounds: Any, k: int, terms: Terms, found: Found, at: int
 ) -> None:
-    """Query m of a block, into row `at` of what is found."""
+    """Query m of a block, whatever it takes, into row `at` of what is found."""
     rows = path.table.rows
-    most = max(k, rows // SHARE)
-    count = path.best(q, m, bounds, k, terms, most, found.ids[at], found.y[at])
-    if count > 0:
-        found.rescored[at] = count
-        return
-    ids, y, count = path.survivors(q, m, *bounds, k, terms, most)
+    ids, y, count = path.survivors(q, m, *bounds, k, terms, max(k, rows // SHARE))
     if count < 0:
         raise LMHeadError(
             "a row scores above its own bound: table and index do not belong together",
@@ -69,7 +74,7 @@ def _one(
         least = np.partition(y, rows - k)[rows - k] - 2 * q.slack[m]
         ids = np.flatnonzero(y >= least)
         y = y[ids]
-    order = np.argsort(-y, kind="stable")
+    order = np.lexsort((ids, -y))
     found.ids[at], found.y[at] = settle(
         ids[order], y[order], k, q.slack[m], q.g[m], terms.factor, terms.bias, path.wide_rows,
         lambda some: path.precise(q, m, some),

@@ -3,7 +3,7 @@
 Row w, rotated to w' (`rotation`), is s · c + r: integers c in −127 … 127, a scale s for the row or
 for each 64 of its numbers, the rest r. For any hidden state h, |w · h − (s · c) · h'| ≤ ‖r‖ ‖h‖.
 Numbers are in units of 2^exponent, a power of two near the table's largest, so that float32 holds
-scales and norms of any table. Rows below 2^-90 of it are all rest: s = 0.
+scales and norms of any table. Rows (or groups) below 2^-90 of it are all rest: s = 0.
 
 The layout is what the kernels read: 16 rows stand side by side, four numbers of a row next to each
 other, [tiles, width / 4, 16, 4], as unsigned bytes c + 128.
@@ -28,7 +28,8 @@ from lmhead.topk.rotation import Rotation, rotation
 LANES = 16  # rows of a tile
 WIDEST = 1 << 16  # 127 · 128 · width stays below 2^31: sums of a row cannot leave 32 bits
 CHUNK = 1 << 24  # numbers quantised at once, by torch
-SMALLEST = 2.0**-90
+SMALLEST = 2.0**-90  # groups whose (rotated) numbers are all below are rest
+LOST = 2.0**-57  # more than a norm loses where squares are below float32's smallest
 UNIT = 2.0**-24  # unit roundoff of float32
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -159,9 +160,8 @@ def fill_by_torch(table: Table, weight: Tensor) -> None:
         rows = rows * 2.0**-table.exponent
         turned = turn.apply(rows).reshape(len(rows), parts, -1)
         largest = np.abs(turned).max(axis=2)
-        small = np.abs(rows).max(axis=1) < SMALLEST
         scale = (largest / 127).astype(np.float32)
-        scale[small] = 0
+        scale[largest < SMALLEST] = 0
         safe = np.where(scale > 0, scale.astype(np.float64), 1)
         c = np.clip(np.rint(turned / safe[..., None]), -127, 127)
         c[np.broadcast_to((scale == 0)[..., None], c.shape)] = 0

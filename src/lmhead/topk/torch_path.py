@@ -14,11 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmhead.topk.query import Queries, Terms, prepare, refuse
+from lmhead.topk.query import Queries, prepare, refuse
 from lmhead.topk.table import Table
+from lmhead.topk.terms import Terms
 
 BLOCK = 16  # queries that a pass over the table serves
 COLUMNS = 32  # an integer product on a GPU wants more than 16 rows, and multiples of 8
+EXACT = 1024  # products of bytes whose sum is below 2^24, so that float32 holds it
+AT_ONCE = 1 << 18  # numbers that a CPU widens at once: they stay near it
 CHUNK = 1 << 24  # numbers of the table widened at once, and bounds of a block
 
 _Found = tuple[NDArray[np.int64], NDArray[np.float64], int]
@@ -60,11 +63,11 @@ class TorchPath:
         return prepare(g, planes, self.table, terms)
 
     def best(
-        self, q: Queries, n: int, bounds: Any, k: int, terms: Terms, most: int,
-        ids: NDArray[np.int64], y: NDArray[np.float64],
-    ) -> int:  # fmt: skip
-        """0: `survivors` and what follows it do all."""
-        return 0
+        self, q: Queries, bounds: Any, k: int, terms: Terms, most: int,
+        ids: NDArray[np.int64], y: NDArray[np.float64], counts: NDArray[np.int64],
+    ) -> None:  # fmt: skip
+        """Counts of 0: `survivors` and what follows it do all."""
+        counts[:] = 0
 
     def screen(self, q: Queries, terms: Terms) -> tuple[Tensor, Tensor]:
         """Upper and lower bounds of y / U, both float64 [n, V]."""
@@ -78,7 +81,7 @@ class TorchPath:
         total = torch.zeros((n, t.rows), dtype=torch.float64, device=self.codes.device)
         for group in range(t.groups):
             at = slice(group * part, (group + 1) * part)
-            sums = torch._int_mm(asked[:, at].contiguous(), self.codes[:, at].t())
+            sums = whole_products(asked[:, at].contiguous(), self.codes[:, at])
             sums = sums[:columns, : t.rows].reshape(n, q.planes, t.rows)
             whole = sums[:, 0].double()
             if q.planes == 2:
@@ -146,14 +149,31 @@ class TorchPath:
             s, e = two_sum(s, p)
             c, lost = two_sum(c, e)
             exact &= lost == 0
-        high = s + c
-        return high, c - (high - s), exact
+        return *two_sum(s, c), exact
 
     def wide_rows(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """Rows of the table in float64."""
         at = torch.from_numpy(ids).to(self.weight.device)
         rows: NDArray[np.float64] = self.weight[at].double().cpu().numpy()
         return rows
+
+
+def whole_products(asked: Tensor, codes: Tensor) -> Tensor:
+    """asked · codesᵀ of int8 matrices [n, width] and [V, width], exactly: [n, V].
+
+    On a CPU in float32, by so few columns that no sum leaves 24 bits: torch's product of int8
+    saturates pairs of products on processors without VNNI, and is wrong.
+    """
+    if asked.is_cuda:
+        return torch._int_mm(asked, codes.t())
+    out = torch.zeros((len(asked), len(codes)), dtype=torch.float64)
+    step = max(1, AT_ONCE // codes.shape[1])
+    for columns in range(0, codes.shape[1], EXACT):
+        some = asked[:, columns : columns + EXACT].float()
+        for first in range(0, len(codes), step):
+            part = codes[first : first + step, columns : columns + EXACT].float()
+            out[:, first : first + step] += some @ part.t()
+    return out
 
 
 def two_sum(

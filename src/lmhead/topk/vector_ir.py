@@ -145,9 +145,10 @@ class _Tile:
             phi.add_incoming(start, each_group)
         totals = [b.phi(V16) for _ in range(columns)]
         table = self.load(here, V16)
-        ahead = b.inttoptr(b.add(here, _number(AHEAD)), I8.as_pointer())
-        hint = (ir.Constant(I32, 0), ir.Constant(I32, 3), ir.Constant(I32, 1))
-        self.call("llvm.prefetch.p0", ir.VoidType(), ahead, *hint)
+        if columns > 2:  # with fewer, the processor's own guess is as good and cheaper
+            ahead = b.inttoptr(b.add(here, _number(AHEAD)), I8.as_pointer())
+            hint = (ir.Constant(I32, 0), ir.Constant(I32, 3), ir.Constant(I32, 1))
+            self.call("llvm.prefetch.p0", ir.VoidType(), ahead, *hint)
         added = []
         for c, total in enumerate(totals):
             total.add_incoming(first[c], each_group)
