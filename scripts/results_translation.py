@@ -51,9 +51,10 @@ def main(path: str) -> None:
         tables = arm.params["embedding"] + arm.params["head"]
         sizes = f"{tables:,} | {arm.share:.1%} | {arm.params['total']:,}"
         print(f"| {name} | {sizes} | {' | '.join(figures)} |")
-    print(
-        f"\nMeans over seeds {', '.join(map(str, seeds))}; validation loss, scores of the test.\n"
+    which = (
+        f"means over seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
     )
+    print(f"\nValidation loss and test scores, {which}.\n")
     print("| | | difference | over seeds | over sentences | over both |\n|---|---|--:|--:|--:|--:|")
     for pair in result.pairs:
         name = f"{pair.loss.arm} − {pair.loss.against}"
