@@ -57,15 +57,14 @@ def train_step(
         the gradient's norm before clipping.
     """
     table, head = model.embedding.weight, model.head
-    tied = head.weight is table
-    ids = inputs.flatten()
+    ids, labels = inputs.flatten(), targets.flatten()
     read = table.detach()[inputs].requires_grad_()
     hidden, state = model(read, state)
-    labels = targets.flatten()
     if rules.alpha is None:
         total, grads = _head(model, hidden.detach(), labels, rules.coefficient)
     else:
         total, grads = _augmented_head(model, hidden.detach(), labels, rules)
+    assert grads.weight is not None
     body = model.body()
     of_read, *of_body = torch.autograd.grad(hidden, [read, *body], grads.hidden)
     of_read = of_read.flatten(0, 1)
@@ -73,25 +72,27 @@ def train_step(
         if model.projection is not None and rules.penalty:
             place = next(i for i, p in enumerate(body) if p is model.projection.weight)
             of_body[place] = of_body[place].add(body[place], alpha=2 * rules.penalty)
-        assert grads.weight is not None
-        rows = None
-        if tied:
-            grads.weight.index_add_(0, ids, of_read)
-        else:
-            rows, place_of = torch.unique(ids, return_inverse=True)
-            of_rows = torch.zeros_like(of_read[: len(rows)]).index_add_(0, place_of, of_read)
-        parameters = [*body, head.weight]
+        parameters: list[Tensor] = [*body, head.weight]
         gradients = [*of_body, grads.weight]
         if head.bias is not None and grads.bias is not None:
             parameters.append(head.bias)
             gradients.append(grads.bias)
-        norms = torch._foreach_norm([*gradients, *([] if rows is None else [of_rows])])
-        norm = float(torch.linalg.vector_norm(torch.stack(norms)))
-        scale = -rules.rate * rules.clip / max(norm, rules.clip)
-        torch._foreach_add_(parameters, gradients, alpha=scale)
-        if rows is not None:
+        if head.weight is table:
+            grads.weight.index_add_(0, ids, of_read)
+            scale, norm = _clip(gradients, rules)
+        else:
+            rows, place_of = torch.unique(ids, return_inverse=True)
+            of_rows = torch.zeros_like(of_read[: len(rows)]).index_add_(0, place_of, of_read)
+            scale, norm = _clip([*gradients, of_rows], rules)
             table.index_add_(0, rows, of_rows, alpha=scale)
+        torch._foreach_add_(parameters, gradients, alpha=scale)
     return total, state, norm
+
+
+def _clip(gradients: list[Tensor], rules: Rules) -> tuple[float, float]:
+    """What to multiply the gradients with when they are added, and their norm."""
+    norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
+    return -rules.rate * rules.clip / max(norm, rules.clip), norm
 
 
 @torch.no_grad()
