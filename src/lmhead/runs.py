@@ -2,7 +2,7 @@
 
 ```
 config.toml      resolved settings, versions, arms and seeds
-metrics.jsonl    one row a measurement: train, valid, done
+metrics.jsonl    one row a measurement: train, valid, done, tuned, look
 tokenizer/       the tokenizer
 tied/ untied/ …  a Hugging Face model folder for each arm (its best seed)
 tokens/          the loss of every held-out token, for each arm and seed
