@@ -121,7 +121,8 @@ def test_a_folder_must_hold_one_file_of_pairs(tmp_path):
 def test_tatoeba_splits_without_leaks(shared):
     file = shared / "text" / "tatoeba-cmn-eng.txt"
     found = pairs.load_sides(file, "zh-en")
-    lines = {tuple(row.split("\t")[:2]) for row in file.read_text("utf-8-sig").splitlines()}
+    rows = file.read_text("utf-8-sig").split("\n")
+    lines = {tuple(row.split("\t")[:2]) for row in rows if row}
     assert sum(map(len, (found.train, found.valid, found.test))) == len(lines)
     held = {pairs.plain(s) for p in (*found.valid, *found.test) for s in (p.source, p.target)}
     assert not held & {pairs.plain(s) for p in found.train for s in (p.source, p.target)}
@@ -338,6 +339,27 @@ def test_the_loss_is_the_models_own(sides, tokenizer):
     assert float(found.mean(dtype=np.float64)) == pytest.approx(float(own.loss), abs=1e-5)
     first = F.cross_entropy(own.logits[0], labels[0], reduction="none").numpy()
     assert np.allclose(found[: len(encoded.target[0])], first[: len(encoded.target[0])], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", arms.ARMS)
+def test_the_gradient_is_the_models_own(sides, tokenizer, name):
+    """A shared table's gradient is the sum over all three places that it stands in."""
+    encoded = batches.encode_pairs(tokenizer, sides.valid)
+    batch = batches.make_batch(encoded, range(len(encoded.target)), "cpu")
+    planned = {arm.name: arm for arm in arms.plan_arms(tiny_config(len(tokenizer)), arms.ARMS)}
+    model = arms.build(planned[name], arms.draw(planned["none"].config, 0)).double().eval()
+    train.pair_loss(model, batch, 0.1).backward()
+    ours = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    logits = model(
+        input_ids=batch.source, attention_mask=batch.mask, decoder_input_ids=batch.inputs
+    ).logits.flatten(0, 1)
+    F.cross_entropy(
+        logits, batch.target.flatten(), ignore_index=batches.PAD_ID, label_smoothing=0.1
+    ).backward()
+    for key, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(ours[key], parameter.grad, rtol=1e-9, atol=1e-12)
 
 
 def job(path, sides, tokenizer, **changes):

@@ -131,6 +131,7 @@ def compare_translation(
         lr=lr,
         warmup=max(1, math.ceil(knobs.warmup * steps)),
         label_smoothing=knobs.label_smoothing,
+        adam_eps=knobs.adam_eps,
         beams=knobs.beams,
         device=device,
         precision=precision,

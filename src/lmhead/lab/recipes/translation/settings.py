@@ -20,6 +20,7 @@ class Knobs:
         batch_tokens: at most so many padded target tokens a step.
         warmup: part of the steps in which the rate rises.
         label_smoothing: in training alone.
+        adam_eps: what Adam adds to the root of the second moment.
         beams: width of the search that translates the test; 1 is greedy.
         test_sentences: at most so many are translated.
     """
@@ -28,6 +29,7 @@ class Knobs:
     batch_tokens: int = 1024
     warmup: float = 0.1
     label_smoothing: float = 0.1
+    adam_eps: float = 1e-9
     beams: int = 1
     test_sentences: int = 1000
 
@@ -36,7 +38,7 @@ class Knobs:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise LMHeadError(f"--set {name}={value}", f"{name} takes a whole number from 1")
-        for name in ("warmup", "label_smoothing"):
+        for name in ("warmup", "label_smoothing", "adam_eps"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 <= value < 1:
                 raise LMHeadError(f"--set {name}={value}", f"{name} takes a number from 0, below 1")

@@ -44,6 +44,7 @@ class TranslationTraining:
         batch_tokens: at most so many padded target tokens a step.
         lr: peak learning rate, reached after `warmup` steps; then it falls with 1/√step.
         label_smoothing: in training alone; validation is measured without.
+        adam_eps: what Adam adds to the root of the second moment, 1e-9 in the paper.
         beams: width of the search that translates the test; 1 is greedy.
         device, precision, checkpoint_seconds, threads: as in `lmhead.lab.train.Training`.
         log_every: steps between two rows of training loss; checkpoints fall on them.
@@ -63,6 +64,7 @@ class TranslationTraining:
     valid_every: int
     checkpoint_seconds: float
     threads: int
+    adam_eps: float = 1e-9
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, from 0: Vaswani et al. §5.3, given its peak.
@@ -206,7 +208,7 @@ def train_pairs(
     batches = PairBatches(data.train, t.batch_tokens, seed)
     torch.manual_seed(seed)  # dropout: the same draws in every arm
     trained = [p for p in model.parameters() if p.requires_grad]  # all but the sinusoids
-    optimizer = torch.optim.Adam(trained, lr=t.lr, betas=(0.9, 0.98), eps=1e-9)
+    optimizer = torch.optim.Adam(trained, lr=t.lr, betas=(0.9, 0.98), eps=t.adam_eps)
     model, optimizer = accelerator.prepare(model, optimizer)
     plain = accelerator.unwrap_model(model)
     progress = PairProgress()
