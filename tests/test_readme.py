@@ -84,6 +84,10 @@ def folder(tmp_path_factory):
     (folder / "books").mkdir()
     text = (ROOT / "src/lmhead/data/shakespeare.txt").read_text()[:120_000]
     (folder / "my-text.txt").write_text(text)
+    (folder / "ptb").mkdir()
+    for part in ("train", "valid", "test"):
+        words = "".join(f" w{i % 37} w{i % 11} w{i % 5} \n" for i in range(300))
+        (folder / "ptb" / f"ptb.{part}.txt").write_text(words)
     (folder / "books" / "one.txt").write_text(text)
     return folder
 
@@ -96,7 +100,11 @@ def test_commands_run_and_show_what_is_shown(folder):
             continue
         words = shlex.split(command.removeprefix(".venv/bin/"))
         assert words.pop(0) == "lmhead", command
-        if words[0] == "compare":
+        if "--recipe" in words:
+            words += ["--epochs", "1", "--out", f"runs/{len(run_once)}-recipe"]
+        elif words[0] == "scale":
+            words += f"{SMALL} --widths 16,24 --tokenizer bpe:300 --out runs/scale".split()
+        elif words[0] == "compare":
             words += SMALL.split()
             if "--tokenizer" in words:
                 words[words.index("--tokenizer") + 1] = "bpe:300"
