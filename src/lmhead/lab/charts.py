@@ -6,7 +6,7 @@ Every function gives an empty text where there is nothing to draw.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -18,6 +18,7 @@ from lmhead.lab.svg import (
     RIGHT,
     TOP,
     WIDTH,
+    axis,
     line,
     marker,
     padded,
@@ -120,7 +121,7 @@ def differences(pairs: Sequence[Pair]) -> str:
     if not pairs:
         return ""
     row, left, right = 134, LEFT, WIDTH - RIGHT
-    height = TOP + row * len(pairs) + BOTTOM + 8
+    height = TOP + row * len(pairs) + BOTTOM
     bottom = TOP + row * len(pairs)
     values = [0.0]
     for pair in pairs:
@@ -130,22 +131,21 @@ def differences(pairs: Sequence[Pair]) -> str:
     px = scale(low, high, left, right)
     parts = []
     for index, pair in enumerate(pairs):
-        x = px(-pair.margin)
+        x, y = px(-pair.margin), TOP + row * index + 32
         parts.append(
-            f'<rect class="margin" x="{x}" y="{TOP + row * index + 32}" '
+            f'<rect class="margin" x="{x}" y="{y}" '
             f'width="{round(px(pair.margin) - x, 1)}" height="{row - 34}"/>'
         )
-    parts += rows_axis(px, low, high, bottom, "+g")
-    parts.append(line("zero", px(0), TOP, px(0), bottom))
-    parts.append(text(left, height - 10, "← the first is better", "axis", "start"))
-    parts.append(text(right, height - 10, "worse →", "axis", "end"))
+        parts += [line("grid", px(x), y, px(x), y + row - 34) for x in ticks(low, high, 4)]
+        parts.append(line("zero", px(0), y, px(0), y + row - 34))
+    parts += axis(px, low, high, bottom, "+g")
+    parts.append(text(left, height - 8, "← the first is better", "axis", "start"))
+    parts.append(text(right, height - 8, "worse →", "axis", "end"))
     kinds = series(pair.arm for pair in pairs)
     said = []
     for index, pair in enumerate(pairs):
         top, kind = TOP + row * index, kinds[pair.arm]
         name = f"{pair.arm} − {pair.against}"
-        # on a ground of its own, so that the grid does not cross the words
-        parts.append(f'<rect class="ground" x="0" y="{top}" width="{WIDTH}" height="30"/>')
         parts.append(text(0, top + 22, name, f"name {kind}", "start"))
         parts.append(text(right, top + 22, f"{pair.difference:+.4f}, {pair.verdict}", "ink", "end"))
         for place, (label, interval) in enumerate(_intervals(pair).items()):
@@ -184,7 +184,7 @@ def buckets(parts_of: Sequence[Bucket], what: str) -> str:
     left, right = 190, WIDTH - RIGHT
     row = 20 + 18 * len(names)
     bottom = TOP + row * len(shown)
-    height = bottom + BOTTOM + 8
+    height = bottom + BOTTOM
     values = [0.0]
     for bucket in parts_of:
         if bucket.share >= SMALL:
@@ -193,8 +193,8 @@ def buckets(parts_of: Sequence[Bucket], what: str) -> str:
     px = scale(low, high, left, right)
     parts = rows_axis(px, low, high, bottom, "+g")
     parts.append(line("zero", px(0), TOP, px(0), bottom))
-    parts.append(text(left, height - 10, "← better", "axis", "start"))
-    parts.append(text(right, height - 10, f"worse than {against} →", "axis", "end"))
+    parts.append(text(left, height - 8, "← better", "axis", "start"))
+    parts.append(text(right, height - 8, f"worse than {against} →", "axis", "end"))
     kinds = series(names)
     said = []
     for index, (label, pairs) in enumerate(shown.items()):
@@ -222,7 +222,9 @@ def _same_reference(pairs: Sequence[Pair]) -> list[Pair]:
     return [pair for pair in pairs if pair.against == pairs[0].against]
 
 
-def bars(arms: Mapping[str, Mapping[str, float]], what: str, unit: str = "") -> str:
+def bars(
+    arms: Mapping[str, Mapping[str, float]], what: str, form: Callable[[float], str] = short
+) -> str:
     """A bar for each arm, its parts one after the other: arm → part → amount."""
     totals = {arm: sum(parts.values()) for arm, parts in arms.items()}
     widest = max(totals.values(), default=0)
@@ -233,23 +235,23 @@ def bars(arms: Mapping[str, Mapping[str, float]], what: str, unit: str = "") -> 
     for index, (arm, sizes) in enumerate(arms.items()):
         y = TOP + row * index
         parts.append(text(0, y + 12, arm, "name ink", "start"))
-        parts.append(text(right, y + 12, short(totals[arm]) + unit, "ink", "end"))
+        parts.append(text(right, y + 12, form(totals[arm]), "ink", "end"))
         x = 0.0
         for place, (part, size) in enumerate(sizes.items()):
             width = right * size / widest
             if width <= 0:
                 continue
-            label = f"{part} {short(size)}{unit}"
+            label = f"{part} {form(size)}"
             parts.append(
                 f'<rect class="part p{place}" x="{x:.1f}" y="{y + 22}" '
                 f'width="{max(width - 2, 0):.1f}" height="34" rx="3">'
-                f"<title>{escape(f'{arm}: {part} {short(size)}{unit}')}</title></rect>"
+                f"<title>{escape(f'{arm}: {part} {form(size)}')}</title></rect>"
             )
             if width > 12.5 * len(label):
                 parts.append(text(round(x + 9, 1), y + 45, label, "inside", "start"))
             x += width
     said = "; ".join(
-        f"{arm} " + ", ".join(f"{part} {short(v)}{unit}" for part, v in sizes.items() if v)
+        f"{arm} " + ", ".join(f"{part} {form(v)}" for part, v in sizes.items() if v)
         for arm, sizes in arms.items()
     )
     return svg(parts, TOP + row * len(arms), f"{what}: {said}.")
@@ -317,10 +319,9 @@ def spans(rows: Sequence[tuple[str, float, float]], what: str, ends: tuple[str, 
     for index, (label, full, hollow) in enumerate(rows):
         top = TOP + row * index
         y = top + 42
-        parts.append(f'<rect class="ground" x="0" y="{top}" width="{WIDTH}" height="28"/>')
         parts.append(text(0, top + 20, label, "ink", "start"))
         parts.append(line("interval s0", px(full), y, px(hollow), y))
-        parts.append(f'<circle class="hollow s1" cx="{px(hollow)}" cy="{y}" r="6"/>')
+        parts.append(f'<circle class="hollow s0" cx="{px(hollow)}" cy="{y}" r="6"/>')
         parts.append(marker("s0", px(full), y, f"{full:.3f}", 6))
     said = "; ".join(f"{name} {ends[0]} {a:.3f}, {ends[1]} {b:.3f}" for name, a, b in rows)
     return svg(parts, bottom + 36, f"{what}: {said}.")

@@ -13,12 +13,11 @@ from lmhead.runs import Row
 
 LOSS = {"valid": "valid_nll", "train": "loss"}
 NORMS = ("l1", "l2")
+AT_END = ("drift", "norm_frequency")
 Read = Callable[[Row], "float | None"]
 
 
-def curves(
-    rows: Sequence[Row], event: str, arms: Iterable[str], x: str = "tokens"
-) -> list[Curve]:
+def curves(rows: Sequence[Row], event: str, arms: Iterable[str], x: str = "tokens") -> list[Curve]:
     """The loss of each arm over its finished seeds, or while there is none, over all."""
     return over_time(rows, event, {arm: (arm, lambda row: row[LOSS[event]]) for arm in arms}, x)
 
@@ -127,15 +126,14 @@ def read_ends(rows: Sequence[Row], arms: Iterable[str]) -> Ends | None:
         start={arm: fmean(values) for arm, values in begun.items() if values},
         log_vocab=looks[-1]["log_vocab"],
         last={
-            name: {key: _mean([row[key][table] for row in ends[arm]])
-                   for key in ("drift", "norm_frequency")}
+            name: {key: _mean([row[key][table] for row in ends[arm]]) for key in AT_END}
             for name, (arm, table) in tables.items()
-        },  # fmt: skip
+        },
     )
 
 
 def brief(label: str) -> str:
-    """"1,000–9,999" → "1k+"."""
+    """ "1,000–9,999" → "1k+"."""
     first = label.partition("–")[0].replace(",", "")
     if not first.isdigit():
         return label

@@ -14,10 +14,11 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from lmhead.lab import svg
+from lmhead.lab.stats import Margin
 from lmhead.runs import write_atomic
 
 SETTINGS = ("recipe", "model", "overrides", "tokenizer", "init_std", "seeds", "created")
-SECTIONS = ("margin", "tune", "until_clear", "text", "training", "versions", "machine")
+SECTIONS = ("tune", "until_clear", "text", "compare", "training", "versions", "machine")
 LONGEST = 40  # characters shown of a token
 CONTROLS = {"\n": "↵", "\t": "⇥", " ": "␣"}
 
@@ -58,12 +59,15 @@ def interval(bounds: tuple[float | None, float | None] | None, digits: int = 4) 
     return " to ".join(signed(bound, digits) for bound in bounds)
 
 
-def megabytes(value: int | None) -> str:
+def megabytes(value: float | None) -> str:
     return "–" if value is None else f"{value / 1e6:,.1f} MB"
 
 
-def percent(value: float | None, digits: int = 1) -> str:
-    return "–" if value is None else f"{100 * value:.{digits}f} %"
+def percent(value: float | None) -> str:
+    """With one digit behind the point; with the first two that count where it is small."""
+    if value is None:
+        return "–"
+    return f"{100 * value:.2g} %" if 1e-6 < abs(value) < 5e-3 else f"{100 * value:.1f} %"
 
 
 def token(text: str) -> str:
@@ -87,6 +91,8 @@ def settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key in SETTINGS:
         if config.get(key) not in (None, []):
             yield key, config[key]
+    if "margin" in config:
+        yield "margin", Margin(**config["margin"])
     for section in SECTIONS:
         for key, value in config.get(section, {}).items():
             if value not in (None, []):

@@ -10,7 +10,7 @@ from lmhead.lab import charts
 from lmhead.lab.breakdown import Bucket
 from lmhead.lab.curves import NORMS, Ends, curves, read_ends
 from lmhead.lab.geometry_file import read_geometry
-from lmhead.lab.page import settings, write_page
+from lmhead.lab.page import megabytes, settings, write_page
 from lmhead.lab.result import Comparison, summarise
 from lmhead.runs import RunFolder
 
@@ -35,7 +35,9 @@ def write_report(run: str | Path | RunFolder) -> Comparison:
         "train_chart": charts.lines(curves(rows, "train", result.arms), "Training loss"),
         "early_note": on_the_way if early < valid else "",
         "breakdowns": list(_breakdowns(result)),
-        **_sizes(result),
+        "buckets_arms": _against_one(result),
+        "widened": "".join(f" {n}: {a.widened}." for n, a in result.arms.items() if a.widened),
+        **size_charts({n: (arm.params, arm.peak_bytes) for n, arm in result.arms.items()}),
         **_ends(read_ends(rows, result.arms)),
         **_geometry(read_geometry(folder)),
     }
@@ -83,23 +85,25 @@ def _breakdowns(result: Comparison) -> Iterator[tuple[str, str, str, tuple[Bucke
             yield title, charts.buckets(buckets, what), f"{says} {cut}", buckets
 
 
-def _sizes(result: Comparison) -> dict[str, Any]:
-    arms = result.arms
+def _against_one(result: Comparison) -> list[str]:
+    """The arms that the charts of parts set against one other."""
+    return [pair.arm for pair in result.pairs if pair.against == result.pairs[0].against]
+
+
+def size_charts(arms: Mapping[str, tuple[Mapping[str, int], int | None]]) -> dict[str, str]:
+    """The charts of parameters and memory: arm → its parameters by part, and its peak bytes."""
     parts = {
-        name: {part: arm.params[part] for part in ("embedding", "head", "body")}
-        for name, arm in arms.items()
+        name: {part: params[part] for part in ("embedding", "head", "body")}
+        for name, (params, _) in arms.items()
     }
-    memory = {
-        name: {"weights": arm.bytes, "the rest of the step": max(arm.peak_bytes - arm.bytes, 0)}
-        for name, arm in arms.items()
-        if arm.peak_bytes is not None
-    }
-    against = result.pairs[0].against if result.pairs else ""
+    memory = {}
+    for name, (params, peak) in arms.items():
+        if peak is not None:
+            weights = 4 * params["total"]
+            memory[name] = {"weights": weights, "the rest of the step": max(peak - weights, 0)}
     return {
         "params_chart": charts.bars(parts, "Parameters"),
-        "memory_chart": charts.bars(memory, "Bytes held in a training step", "B"),
-        "widened": "".join(f" {n}: {arm.widened}." for n, arm in arms.items() if arm.widened),
-        "buckets_arms": [pair.arm for pair in result.pairs if pair.against == against],
+        "memory_chart": charts.bars(memory, "Bytes held in a training step", megabytes),
     }
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 
 WIDTH = 640
-LEFT, RIGHT, TOP, BOTTOM = 88, 36, 14, 66
+LEFT, RIGHT, TOP, BOTTOM = 88, 36, 14, 58
 SERIES = 6  # that the style sheet tells apart
 KNOWN = {
     "tied": 0, "untied": 1, "tied-wide": 2,
@@ -107,15 +107,19 @@ def part_key(names: Iterable[str]) -> str:
     return f'<ul class="key">{items}</ul>'
 
 
+def axis(
+    place: Callable[[float], float], low: float, high: float, bottom: float, form: str = "g"
+) -> list[str]:
+    """The numbers below a drawing."""
+    return [text(place(x), bottom + 24, format(x, form) if x else "0") for x in ticks(low, high, 4)]
+
+
 def rows_axis(
     place: Callable[[float], float], low: float, high: float, bottom: float, form: str = "g"
 ) -> list[str]:
     """Vertical grid lines with their numbers below."""
-    return [
-        line("grid", place(x), TOP, place(x), bottom)
-        + text(place(x), bottom + 24, format(x, form))
-        for x in ticks(low, high, 4)
-    ]
+    lines = [line("grid", place(x), TOP, place(x), bottom) for x in ticks(low, high, 4)]
+    return lines + axis(place, low, high, bottom, form)
 
 
 def svg(parts: Sequence[str], height: float, label: str) -> str:
