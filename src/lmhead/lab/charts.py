@@ -91,7 +91,7 @@ def lines(
         line("grid", LEFT, py(y), right, py(y)) + text(LEFT - 10, py(y) + 5, f"{y:g}", anchor="end")
         for y in ticks(low, high)
     ]
-    parts += [text(px(x), bottom + 24, short(x)) for x in ticks(0, x_high, 4)]
+    parts += [text(px(x), bottom + 24, short(x)) for x in ticks(0, x_high, 5)]
     parts.append(text((LEFT + right) / 2, height - 8, x_label, "axis"))
     # an inner drawing cuts off what lies outside, and needs no name that two charts could share
     parts.append(
@@ -136,12 +136,12 @@ def differences(pairs: Sequence[Pair]) -> str:
             f'<rect class="margin" x="{x}" y="{y}" '
             f'width="{round(px(pair.margin) - x, 1)}" height="{row - 34}"/>'
         )
-        parts += [line("grid", px(x), y, px(x), y + row - 34) for x in ticks(low, high, 4)]
+        parts += [line("grid", px(x), y, px(x), y + row - 34) for x in ticks(low, high, 6)]
         parts.append(line("zero", px(0), y, px(0), y + row - 34))
     parts += axis(px, low, high, bottom, "+g")
     parts.append(text(left, height - 8, "← the first is better", "axis", "start"))
     parts.append(text(right, height - 8, "worse →", "axis", "end"))
-    kinds = series(pair.arm for pair in pairs)
+    kinds = series(name for pair in pairs for name in (pair.against, pair.arm))
     said = []
     for index, pair in enumerate(pairs):
         top, kind = TOP + row * index, kinds[pair.arm]
@@ -195,7 +195,7 @@ def buckets(parts_of: Sequence[Bucket], what: str) -> str:
     parts.append(line("zero", px(0), TOP, px(0), bottom))
     parts.append(text(left, height - 8, "← better", "axis", "start"))
     parts.append(text(right, height - 8, f"worse than {against} →", "axis", "end"))
-    kinds = series(names)
+    kinds = series([against, *names])
     said = []
     for index, (label, pairs) in enumerate(shown.items()):
         middle = TOP + row * (index + 0.5)

@@ -14,6 +14,7 @@ from lmhead.runs import Row
 LOSS = {"valid": "valid_nll", "train": "loss"}
 NORMS = ("l1", "l2")
 AT_END = ("drift", "norm_frequency")
+AT_END = ("drift", "norm_frequency")
 Read = Callable[[Row], "float | None"]
 
 
@@ -133,7 +134,7 @@ def read_ends(rows: Sequence[Row], arms: Iterable[str]) -> Ends | None:
 
 
 def brief(label: str) -> str:
-    """ "1,000–9,999" → "1k+"."""
+    """1,000–9,999 → 1k+."""
     first = label.partition("–")[0].replace(",", "")
     if not first.isdigit():
         return label

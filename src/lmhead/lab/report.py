@@ -111,36 +111,38 @@ def _ends(ends: Ends | None) -> dict[str, Any]:
     if ends is None:
         return {"ends": None}
     share, x_label = "Writing share of the gradient", "times seen in training"
-    over_time, by_bucket = (
-        [
-            (norm.upper(), chart)
-            for norm in NORMS
-            if (chart := draw(norm))
-        ]
-        for draw in (
-            lambda norm: charts.lines(
-                ends.share[norm], f"{share}, {norm.upper()}", whole=(0.0, 1.0)
-            ),
-            lambda norm: charts.steps(
-                ends.share_by_bucket[norm], ends.buckets, f"{share}, {norm.upper()}",
-                x_label=x_label, whole=(0.0, 1.05),
-            ),
+    over_time = {
+        norm.upper(): charts.lines(ends.share[norm], f"{share}, {norm.upper()}", whole=(0.0, 1.0))
+        for norm in NORMS
+    }
+    by_bucket = {
+        norm.upper(): charts.steps(
+            ends.share_by_bucket[norm],
+            ends.buckets,
+            f"{share}, {norm.upper()}",
+            x_label=x_label,
+            whole=(0.0, 1.05),
         )
-    )  # fmt: skip
+        for norm in NORMS
+    }
     return {
         "ends": ends,
         "near_log_v": all(
             abs(loss - ends.log_vocab) <= NEAR * ends.log_vocab for loss in ends.start.values()
         ),
         "shown_arms": [curve.name for curve in ends.share["l1"] if curve.x],
-        "share_charts": over_time,
-        "bucket_share_charts": by_bucket,
+        "share_charts": _drawn(over_time),
+        "bucket_share_charts": _drawn(by_bucket),
         "tables": list(ends.norm_by_bucket),
         "drift_chart": charts.lines(ends.drift, "Drift of the tables"),
         "norm_chart": charts.steps(
             ends.norm_by_bucket, ends.buckets, "Mean length of rows", x_label=x_label
         ),
     }
+
+
+def _drawn(named: Mapping[str, str]) -> dict[str, str]:
+    return {name: chart for name, chart in named.items() if chart}
 
 
 def _geometry(found: dict[str, Any] | None) -> dict[str, Any]:

@@ -97,15 +97,12 @@ def losses(result: Scaling) -> str:
             marker(kinds[arm], axes.x(n), axes.y(v), f"{arm}, {n:,} parameters: {v:.4f}", 4)
             for n, v in of_arm
         ]
-    means = {
-        arm: [v for n, v in of_arm if n == of_arm[-1][0]]
+    said = ", ".join(
+        f"{arm} {fmean(v for n, v in of_arm if n == of_arm[-1][0]):.4f}"
         for arm, of_arm in points.items()
         if of_arm
-    }
-    said = ", ".join(f"{arm} {fmean(values):.4f}" for arm, values in means.items())
-    label = (
-        f"Validation loss of each arm over its {result.params} parameters; largest size: {said}."
     )
+    label = f"Validation loss of each arm over its {_axis(result)}; at the largest: {said}."
     return svg.svg(parts, HEIGHT, label)
 
 

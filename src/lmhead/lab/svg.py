@@ -1,8 +1,8 @@
 """What the pages' charts are drawn from: axes, marks and inline SVG. No torch.
 
-A chart is 640 units wide and its text 13 units high, 22 on a narrow screen or where two charts stand
-side by side (the page's style sheet), so that every margin leaves room for the larger. What tells
-series apart are the classes `s0`, `s1`, …: a colour and a line style each, and a shape of marker.
+A chart is 640 units wide and its text 13 units high, 22 on a narrow screen or where two charts
+stand side by side (the page's style sheet), so that every margin leaves room for the larger. What
+tells series apart are the classes `s0`, `s1`, …: a colour, a line style and a shape of marker each.
 """
 
 from __future__ import annotations
@@ -111,14 +111,14 @@ def axis(
     place: Callable[[float], float], low: float, high: float, bottom: float, form: str = "g"
 ) -> list[str]:
     """The numbers below a drawing."""
-    return [text(place(x), bottom + 24, format(x, form) if x else "0") for x in ticks(low, high, 4)]
+    return [text(place(x), bottom + 24, format(x, form) if x else "0") for x in ticks(low, high, 6)]
 
 
 def rows_axis(
     place: Callable[[float], float], low: float, high: float, bottom: float, form: str = "g"
 ) -> list[str]:
     """Vertical grid lines with their numbers below."""
-    lines = [line("grid", place(x), TOP, place(x), bottom) for x in ticks(low, high, 4)]
+    lines = [line("grid", place(x), TOP, place(x), bottom) for x in ticks(low, high, 6)]
     return lines + axis(place, low, high, bottom, form)
 
 

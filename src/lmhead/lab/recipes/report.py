@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lmhead.lab import charts
-from lmhead.lab.curves import over_time
+from lmhead.lab.curves import Read, over_time
 from lmhead.lab.page import settings, write_page
 from lmhead.lab.recipes.result import RecipeResult, summarise
 from lmhead.lab.report import size_charts
@@ -17,11 +17,13 @@ def write_recipe_report(run: str | Path | RunFolder) -> RecipeResult:
     folder = run if isinstance(run, RunFolder) else RunFolder(run)
     result, config = summarise(folder), folder.config()
     rows = [{**row, "epochs": row.get("epoch", 0) + 1} for row in folder.rows()]
+    read: dict[str, Read] = {
+        "train": lambda row: row["train_nll"],
+        "valid": lambda row: row["valid_nll"],
+    }
     train, valid = (
-        over_time(
-            rows, "valid", {a: (a, lambda row, key=key: row[key]) for a in result.arms}, "epochs"
-        )
-        for key in ("train_nll", "valid_nll")
+        over_time(rows, "valid", {arm: (arm, of) for arm in result.arms}, "epochs")
+        for of in read.values()
     )
     write_page(
         folder.report_file,
