@@ -134,7 +134,7 @@ def read_ends(rows: Sequence[Row], arms: Iterable[str]) -> Ends | None:
 
 
 def brief(label: str) -> str:
-    """1,000–9,999 → 1k+."""
+    """The start of a bucket, as in 1k+ for 1,000–9,999."""
     first = label.partition("–")[0].replace(",", "")
     if not first.isdigit():
         return label
