@@ -19,6 +19,12 @@ def write_translation_report(run: str | Path | RunFolder) -> TranslationComparis
     folder = run if isinstance(run, RunFolder) else RunFolder(run)
     result, rows = summarise_translation(folder), folder.rows()
     losses = [pair.loss for pair in result.pairs]
+
+    def over_steps(event: str, what: str) -> str:
+        """Over steps: a batch's tokens differ from seed to seed."""
+        found = curves(rows, event, result.arms, "step")
+        return charts.lines(found, what, x_label="optimiser steps")
+
     write_page(
         folder.report_file,
         "translation.html.jinja",
@@ -30,8 +36,8 @@ def write_translation_report(run: str | Path | RunFolder) -> TranslationComparis
             for name, arm in result.arms.items()
         },
         pairs_chart=charts.differences(losses),
-        valid_chart=charts.lines(curves(rows, "valid", result.arms), "Validation loss"),
-        train_chart=charts.lines(curves(rows, "train", result.arms), "Training loss"),
+        valid_chart=over_steps("valid", "Validation loss"),
+        train_chart=over_steps("train", "Training loss"),
         settings=list(settings(folder.config())),
         **size_charts({n: (arm.params, arm.peak_bytes) for n, arm in result.arms.items()}),
     )
