@@ -11,6 +11,7 @@ from lmhead import geometry as g
 from lmhead.lab import after, shown
 from lmhead.lab import compare as lab
 from lmhead.lab.arms import ends
+from lmhead.lab.geometry_file import geometry_file, read_geometry
 from lmhead.lab.nearer import nearer
 from lmhead.runs import RunFolder
 
@@ -47,7 +48,7 @@ def best_seed(run, arm):
 
 
 def test_every_two_tables_of_a_seed_and_of_two_seeds(run):
-    found = after.read_geometry(run)
+    found = read_geometry(run)
     seen = {(p["first"], p["second"], p["seed"], p["other_seed"]) for p in found["pairs"]}
     assert seen == {
         *(("untied embedding", "untied head", s, s) for s in range(3)),
@@ -72,7 +73,7 @@ def test_every_two_tables_of_a_seed_and_of_two_seeds(run):
 
 
 def test_the_figures_are_those_of_the_saved_tables(run):
-    found, saved = after.read_geometry(run), after.tables_of_run(run)
+    found, saved = read_geometry(run), after.tables_of_run(run)
     untied = saved["untied"]
     rows = found["rows"]
     vocab = run.config()["text"]["vocab_size"]
@@ -108,7 +109,7 @@ def seen_tokens(run, tokenizer):
 
 
 def test_neighbours_of_frequent_words(run):
-    found, saved = after.read_geometry(run), after.tables_of_run(run)
+    found, saved = read_geometry(run), after.tables_of_run(run)
     tokenizer = AutoTokenizer.from_pretrained(run.tokenizer)
     seen = seen_tokens(run, tokenizer)
     assert found["words"]
@@ -131,7 +132,7 @@ def test_examples_are_what_the_models_write(run):
             p, i = model(ids).logits[0, -1].softmax(0).sort(descending=True)
         assert [token["id"] for token in tokens] == i[:4].tolist()
         assert [token["probability"] for token in tokens] == pytest.approx(p[:4].tolist(), rel=1e-5)
-    stored = after.read_geometry(run)["examples"]
+    stored = read_geometry(run)["examples"]
     assert len(stored) == shown.PROMPTS
     assert all(set(example["arms"]) == {"tied", "untied"} for example in stored)
 
@@ -150,20 +151,20 @@ def test_a_run_that_was_cut_says_the_same(run, text, tmp_path):
 
     with pytest.raises(Stop):
         lab.compare([text], seeds=3, out=tmp_path / "cut", show=stop, **SMALL)
-    assert after.read_geometry(RunFolder(tmp_path / "cut")) is None
+    assert read_geometry(RunFolder(tmp_path / "cut")) is None
     lab.resume(tmp_path / "cut")
-    cut, whole = (after.read_geometry(r) for r in (RunFolder(tmp_path / "cut"), run))
+    cut, whole = (read_geometry(r) for r in (RunFolder(tmp_path / "cut"), run))
     assert cut == whole
-    before = after.geometry_file(run).read_bytes()
+    before = geometry_file(run).read_bytes()
     lab.resume(run.path)
-    assert after.geometry_file(run).read_bytes() == before
+    assert geometry_file(run).read_bytes() == before
 
 
 def test_without_watching_nothing_is_measured(text, tmp_path):
     settings = {**SMALL, "arms": ["untied"]}
     lab.compare([text], seeds=1, watch=False, out=tmp_path / "run", **settings)
     run = RunFolder(tmp_path / "run")
-    assert after.read_geometry(run) is None
+    assert read_geometry(run) is None
     assert {row["event"] for row in run.rows()} == {"train", "valid", "done"}
 
 
@@ -203,5 +204,5 @@ def test_nearer_counts_pairs_of_different_seeds_alone():
 
 
 def test_the_answer_stands_in_the_file(run):
-    (one,) = after.read_geometry(run)["nearer"]
+    (one,) = read_geometry(run)["nearer"]
     assert (one["arm"], one["untied"], one["same_seed"], one["n"]) == ("tied", "untied", False, 3)

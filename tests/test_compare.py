@@ -465,7 +465,7 @@ def test_report_is_made_again_from_the_files(finished):
     subprocess.run([sys.executable, "-c", code, str(run.path)], check=True)
     assert run.report_file.read_text("utf-8") == page
     assert result.sentence.split(":")[0] in page
-    assert page.count("<svg") == 4
+    assert page.count('role="img"') == 14
     for outside in ("http://", "https://", "src=", "@import", "url(h", "url('", "url(/"):
         assert outside not in page, "self-contained"
 

@@ -443,6 +443,7 @@ def test_a_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     result = start("press-wolf-small", data, seeds=2, workers=0, out=out, show=told.append)
     assert result.finished
     assert not (out / "state").exists()
+    assert result.sentence.split(":")[0] in (out / "report.html").read_text("utf-8")
     found = json.loads(json.dumps(result.to_dict()))
     assert {"schema_version", "run", "arms", "pairs", "verdict", "sentence"} <= found.keys()
     for arm in found["arms"].values():

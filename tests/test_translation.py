@@ -480,8 +480,11 @@ def test_a_whole_run(finished):
     assert {p.name for p in run.iterdir() if p.is_dir()} == {
         *arms.ARMS, "tokenizer", "tokens", "translations"
     }  # fmt: skip
+    page = (run / "report.html").read_text("utf-8")
+    assert page.count('role="img"') == 5
     for name, arm in result.arms.items():
         params = arm.params
+        assert f"<td>{arm.per_token:.4f}</td><td>{arm.perplexity:.2f}</td>" in page
         assert arm.share == pytest.approx((params["embedding"] + params["head"]) / params["total"])
         assert sorted(arm.valid_nll) == sorted(arm.bleu) == sorted(arm.chrf) == [0, 1]
         assert math.log(arm.perplexity) == pytest.approx(sum(arm.valid_nll.values()) / 2)

@@ -89,7 +89,7 @@ def test_tuning_is_told(tuned):
     data = json.loads(json.dumps(result.to_dict(), allow_nan=False))
     assert len(data["tuning"]["arms"]["tied"]["tried"]) == 2
     page = run.report_file.read_text("utf-8")
-    assert "Settings tried" in page
+    assert "Every setting tried" in page
     assert page.count("chosen</td>") == 2
 
 

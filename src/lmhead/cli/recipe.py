@@ -83,13 +83,13 @@ def resume_recipe(run: str, as_json: bool, quiet: bool) -> None:
 
 
 def report_recipe(run: str, as_json: bool) -> None:
-    """What a recipe's run reached so far."""
+    """What a recipe's run reached so far, its page made again."""
     if recipe_name(run) == translation.NAME:
         translation.report(run, as_json)
         return
-    from lmhead.lab.recipes.result import summarise
+    from lmhead.lab.recipes.report import write_recipe_report
 
-    _print(summarise(run), as_json)
+    _print(write_recipe_report(run), as_json)
 
 
 class _Lines:
@@ -177,6 +177,7 @@ def print_recipe(result: RecipeResult) -> None:
     for note in result.notes:
         out.print(f"- {note}")
     out.print()
+    out.print(f"Report: {result.run}/report.html", soft_wrap=True)
     out.print(f"Next:   lmhead inspect {shlex.quote(f'{result.run}/{next(iter(result.arms))}')}")
 
 

@@ -34,10 +34,10 @@ def resume(path: str, as_json: bool, quiet: bool) -> None:
 
 
 def report(path: str, as_json: bool) -> None:
-    """What it reached so far."""
-    from lmhead.lab.recipes.translation.result import summarise_translation
+    """What it reached so far, its page made again."""
+    from lmhead.lab.recipes.translation.report import write_translation_report
 
-    _print(summarise_translation(path), as_json)
+    _print(write_translation_report(path), as_json)
 
 
 def _work(what: str, out: str | None, as_json: bool, quiet: bool, **options: Any) -> None:

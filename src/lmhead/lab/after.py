@@ -34,18 +34,14 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from lmhead.geometry import compare_tables, describe_table, singular_values
 from lmhead.lab.arms import ends
+from lmhead.lab.geometry_file import SCHEMA_VERSION, geometry_file
 from lmhead.lab.nearer import nearer
 from lmhead.lab.shown import Tables, examples, prompts_of, words
 from lmhead.runs import RunFolder, write_atomic, write_bytes_atomic
 
-SCHEMA_VERSION = 1
 ROWS, QUERIES, PAIR_ROWS = 16_384, 2_048, 1_024
 K = 10
 SPECTRUM = 512  # singular values kept
-
-
-def geometry_file(run: RunFolder) -> Path:
-    return run.path / "geometry.json"
 
 
 def tables_of_model(folder: Path) -> Tables:
@@ -126,15 +122,6 @@ def finish(
         "examples": examples(run, prompts_of(valid, tokenizer)),
     }
     write_atomic(geometry_file(run), json.dumps(result, ensure_ascii=False, allow_nan=False))
-
-
-def read_geometry(run: RunFolder) -> dict[str, Any] | None:
-    """What `finish` wrote; None where a run has none (it is not finished, or was not watched)."""
-    try:
-        found: dict[str, Any] = json.loads(geometry_file(run).read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if found.get("schema_version") == SCHEMA_VERSION else None
 
 
 def _kept(run: RunFolder, arm: str, seed: int) -> Path:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from html import escape
+from statistics import fmean
 
-from lmhead.lab.charts import BOTTOM, LEFT, RIGHT, TOP, WIDTH, ticks
+from lmhead.lab import svg
 from lmhead.lab.power_law import Band
 from lmhead.lab.scale_result import Pairing, Scaling
 from lmhead.lab.scale_words import amount
+from lmhead.lab.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, marker, series, text, ticks
 
 STEPS = 48
-HEIGHT = 320
+HEIGHT = 360
 
 
 class Axes:
@@ -35,22 +36,16 @@ class Axes:
         return round(self.bottom - (self.bottom - TOP) * share, 1)
 
     def grid(self, label: str, sign: bool = False) -> list[str]:
+        form = "+g" if sign else "g"
         parts = [
-            f'<line class="grid" x1="{LEFT}" x2="{self.right}" y1="{self.y(v)}" y2="{self.y(v)}"/>'
-            f'<text class="tick" x="{LEFT - 8}" y="{self.y(v) + 4}" text-anchor="end">'
-            f"{v:{'+' if sign else ''}g}</text>"
+            svg.line("grid", LEFT, self.y(v), self.right, self.y(v))
+            + text(LEFT - 10, self.y(v) + 5, format(v, form) if v else "0", anchor="end")
             for v in ticks(self.low, self.high)
         ]
         parts += [
-            f'<text class="tick" x="{self.x(n)}" y="{self.bottom + 18}" text-anchor="middle">'
-            f"{amount(n)}</text>"
-            for n in decades(self.first, self.last)
+            text(self.x(n), self.bottom + 24, amount(n)) for n in decades(self.first, self.last)
         ]
-        middle = (LEFT + self.right) / 2
-        parts.append(
-            f'<text class="axis" x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">'
-            f"{escape(label)}</text>"
-        )
+        parts.append(text((LEFT + self.right) / 2, HEIGHT - 8, label, "axis"))
         return parts
 
     def band(self, name: str, steps: Sequence[float], at: Callable[[float], Band]) -> str:
@@ -63,7 +58,9 @@ class Axes:
         self, name: str, steps: Sequence[float], at: Callable[[float], Band], dashed: bool
     ) -> str:
         points = " ".join(f"{self.x(n)},{self.y(at(n).value)}" for n in steps)
-        return f'<polyline class="line {name}{" dashed" * dashed}" points="{points}"/>'
+        return (
+            f'<polyline class="line {name}{" dashed" if dashed else " solid"}" points="{points}"/>'
+        )
 
 
 def decades(first: float, last: float) -> list[float]:
@@ -91,26 +88,22 @@ def losses(result: Scaling) -> str:
         values += [v for arm in points for b in [laws.loss(arm, last)] for v in (b.low, b.high)]
     axes = Axes([*(n for n, _ in seen), last], values)
     parts = axes.grid(_axis(result))
+    kinds = series(points)
     for arm, of_arm in points.items():
         sizes = sorted({n for n, _ in of_arm})
         if laws and len(sizes) > 1:
-            parts += _law(axes, arm, sizes[0], sizes[-1], last, partial(laws.loss, arm))
+            parts += _law(axes, kinds[arm], sizes[0], sizes[-1], last, partial(laws.loss, arm))
         parts += [
-            f'<circle class="seed {arm}" cx="{axes.x(n)}" cy="{axes.y(v)}" r="3">'
-            f"<title>{arm}, {n:,} parameters: {v:.4f}</title></circle>"
+            marker(kinds[arm], axes.x(n), axes.y(v), f"{arm}, {n:,} parameters: {v:.4f}", 4)
             for n, v in of_arm
         ]
-    ends = {
-        arm: laws.loss(arm, last).value
-        if laws and not laws.refusals
-        else next((v for n, v in reversed(of_arm)), math.nan)
+    said = ", ".join(
+        f"{arm} {fmean(v for n, v in of_arm if n == of_arm[-1][0]):.4f}"
         for arm, of_arm in points.items()
-    }
-    at = -math.inf
-    for arm in sorted((a for a in ends if points[a]), key=lambda a: -ends[a]):
-        at = max(at + 15, axes.y(ends[arm]) + 4)
-        parts.append(f'<text class="name {arm}" x="{axes.right + 6}" y="{at}">{arm}</text>')
-    return _svg(parts, "Validation loss of each arm over its size, with the fitted law")
+        if of_arm
+    )
+    label = f"Validation loss of each arm over its {_axis(result)}; at the largest: {said}."
+    return svg.svg(parts, HEIGHT, label)
 
 
 def differences(result: Scaling, pair: Pairing) -> str:
@@ -133,33 +126,30 @@ def differences(result: Scaling, pair: Pairing) -> str:
         values += [end.low, end.high]
     axes = Axes([*(n for n, _ in seen), last], values)
     parts = axes.grid(_axis(result), sign=True)
-    zero = axes.y(0.0)
-    parts.append(f'<line class="zero" x1="{LEFT}" x2="{axes.right}" y1="{zero}" y2="{zero}"/>')
+    zero, kind = axes.y(0.0), series([arm])[arm]
+    parts.append(svg.line("zero", LEFT, zero, axes.right, zero))
     if laws and supported:
         parts += _law(
-            axes, arm, laws.smallest, laws.largest, last,
+            axes, kind, laws.smallest, laws.largest, last,
             partial(laws.difference, arm, against),
         )  # fmt: skip
     for n, one in seen:
         x = axes.x(n)
         if one.low is not None and one.high is not None:
-            parts.append(
-                f'<line class="interval {arm}" x1="{x}" x2="{x}" y1="{axes.y(one.low)}" '
-                f'y2="{axes.y(one.high)}"/>'
-            )
-        parts.append(
-            f'<circle class="seed {arm}" cx="{x}" cy="{axes.y(one.difference)}" r="4">'
-            f"<title>{n:,} parameters: {one.difference:+.4f}</title></circle>"
-        )
+            parts.append(svg.line(f"interval {kind}", x, axes.y(one.low), x, axes.y(one.high)))
+        title = f"{n:,} parameters: {one.difference:+.4f}"
+        parts.append(marker(kind, x, axes.y(one.difference), title))
     crossing = result.crossings.get(pair)
     if crossing is not None and crossing.size.value <= last:
         size = crossing.size
         left, right = axes.x(size.low), axes.x(min(size.high, axes.last))
         parts.append(
-            f'<line class="crossing" x1="{left}" x2="{right}" y1="{zero}" y2="{zero}"/>'
-            f'<circle class="crossing" cx="{axes.x(size.value)}" cy="{zero}" r="4"/>'
+            svg.line("crossing", left, zero, right, zero)
+            + f'<circle class="crossing" cx="{axes.x(size.value)}" cy="{zero}" r="4"/>'
         )
-    return _svg(parts, f"Difference {arm} − {against} over size, with what the laws say")
+    said = "; ".join(f"{amount(n)} {one.difference:+.4f}" for n, one in seen)
+    label = f"Difference {arm} − {against} over {result.params} parameters: {said}."
+    return svg.svg(parts, HEIGHT, label)
 
 
 def _law(
@@ -185,11 +175,3 @@ def _last(result: Scaling) -> float:
 
 def _axis(result: Scaling) -> str:
     return f"{result.params} parameters"
-
-
-def _svg(parts: Sequence[str], label: str) -> str:
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">'
-        + "".join(parts)
-        + "</svg>"
-    )

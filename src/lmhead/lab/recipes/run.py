@@ -21,7 +21,8 @@ import torch
 from lmhead.errors import LMHeadError, SourceError
 from lmhead.lab.recipes.job import Job, RecipeRun, Show, parent_alive
 from lmhead.lab.recipes.lstm import LSTMModel
-from lmhead.lab.recipes.result import RecipeResult, summarise
+from lmhead.lab.recipes.report import write_recipe_report
+from lmhead.lab.recipes.result import RecipeResult
 from lmhead.lab.recipes.step import predicted
 from lmhead.lab.recipes.table import RECIPES, Recipe
 from lmhead.lab.recipes.texts import Words, read_words
@@ -197,7 +198,7 @@ def _work(
     for arm in settings["arms"]:
         run.promote(arm)
     run.clear_state()
-    return summarise(run)
+    return write_recipe_report(run)
 
 
 class _Pool:

@@ -32,11 +32,8 @@ from lmhead.lab.recipes.translation.batches import (
     joint_tokenizer,
 )
 from lmhead.lab.recipes.translation.pairs import Sides, find_pairs, first_of_groups, load_sides
-from lmhead.lab.recipes.translation.result import (
-    TranslationComparison,
-    read_test,
-    summarise_translation,
-)
+from lmhead.lab.recipes.translation.report import write_translation_report
+from lmhead.lab.recipes.translation.result import TranslationComparison, read_test
 from lmhead.lab.recipes.translation.scores import require_sacrebleu
 from lmhead.lab.recipes.translation.settings import read_overrides, steps_for
 from lmhead.lab.recipes.translation.train import PairData, TranslationTraining, train_pairs
@@ -254,7 +251,7 @@ def _work(
             )
         run.promote(arm.name)
     run.clear_state()
-    return summarise_translation(run)
+    return write_translation_report(run)
 
 
 def facts(
