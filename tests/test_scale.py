@@ -142,6 +142,7 @@ def fabricate(finished, folder, tied, untied, noise=0.004):
                 row["valid_nll"] = floor + scale * (n / n0) ** -exponent
                 row["valid_nll"] += float(noise * rng.standard_normal())
         run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        shutil.rmtree(run.path / "tokens", ignore_errors=True)  # losses of tokens that are no more
     return n0
 
 
