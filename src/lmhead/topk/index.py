@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -67,13 +68,17 @@ class HeadIndex:
         self.weight = weight.detach()
         self.source: RawTable | None = None  # the file that the weight is mapped from
         self._version = None if weight.is_inference() else weight._version
-        scored = self.weight[: table.rows]
-        if scored.stride(1) != 1:
-            scored = scored.contiguous()
-        self.path = backend.path(name, table, scored)
+        self._backend: backend.Name | None = name
         self._terms = terms_of(table, bias, transform)
         self._checked = os.environ.get("LMHEAD_CHECK") == "1"
         self._lengths: np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None = None
+
+    @functools.cached_property
+    def path(self) -> Any:
+        """What screens and scores; loaded at the first query, as numba takes a while to import."""
+        scored = self.weight[: self.table.rows]
+        scored = scored if scored.stride(1) == 1 else scored.contiguous()
+        return backend.path(self._backend, self.table, scored)
 
     @classmethod
     def from_model(cls, model: Any, *, groups: Groups = "row") -> HeadIndex:
