@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmhead.errors import LMHeadError
+from lmhead.errors import LMHeadError, first_line
 from lmhead.reference import TopK, check_ids, check_integer
 from lmhead.topk import backend, certificate, interval, neighbours, sampling, search
 from lmhead.topk.interval import Interval
 from lmhead.topk.sampling import Sample
-from lmhead.topk.table import DTYPES, Groups, Table, check_table, quantise
+from lmhead.topk.table import DTYPES, Groups, Table, check_dense, check_table, quantise
 from lmhead.topk.terms import terms_of
 from lmhead.transform import HeadTransform
 
@@ -72,6 +72,7 @@ class HeadIndex:
             scored = scored.contiguous()
         self.path = backend.path(name, table, scored)
         self._terms = terms_of(table, bias, transform)
+        self._name = name
         self._checked = os.environ.get("LMHEAD_CHECK") == "1"
         self._lengths: np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None = None
 
@@ -181,6 +182,12 @@ class HeadIndex:
         index.source = opened.source
         return index
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles have the table with them, whole."""
+        self._check_version()
+        parts = (self.table, self.weight, self.bias, self.transform, self._name)
+        return _again, (*parts, self.source)
+
     def __len__(self) -> int:
         """Rows that can be scored: those below `valid_rows`."""
         return self.table.rows
@@ -232,7 +239,7 @@ class HeadIndex:
             LMHeadError: something is wrong; it names query and row.
         """
         rows = self._rows(hidden)
-        k = min(k, len(self))
+        k = min(k, len(self)) if isinstance(k, int) else k
         self._valid_k(k)
         return certificate.check(self, rows, k)
 
@@ -275,6 +282,7 @@ class HeadIndex:
         """
         interval.check_within(within)
         rows = self._rows(hidden)
+        check_dense("ids", ids)
         lead = hidden.shape[:-1]
         if ids.ndim == 0 or (ids.ndim > 1 and ids.shape[:-1] != lead):
             raise LMHeadError(
@@ -358,7 +366,10 @@ class HeadIndex:
         most = len(self) - 1
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= most:
             raise LMHeadError(f"k must be an integer in 1 .. {most}, the other rows, got {k!r}")
-        given = torch.as_tensor(ids)
+        try:
+            given = torch.as_tensor(ids, device=None if isinstance(ids, Tensor) else "cpu")
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise LMHeadError(f"ids are no row numbers: {first_line(error)}") from error
         wanted = self._numbers(given)
         self._check_version()
         if by == "cosine" and self._lengths is None:
@@ -389,6 +400,7 @@ class HeadIndex:
     def _rows(self, hidden: Tensor) -> Tensor:
         """Hidden states [n, d], row-major, on the CPU."""
         self._check_version()
+        check_dense("hidden states", hidden)
         if hidden.ndim == 0 or hidden.shape[-1] != self.d:
             raise LMHeadError(
                 f"hidden states of shape {tuple(hidden.shape)} do not fit an index of width "
@@ -403,6 +415,14 @@ class HeadIndex:
             hidden = hidden.cpu()
         rows = hidden.detach().reshape(-1, self.d)
         return rows if rows.is_contiguous() else rows.contiguous()
+
+
+def _again(*parts: Any) -> HeadIndex:
+    """An index from what `HeadIndex.__reduce__` gives."""
+    index = HeadIndex.__new__(HeadIndex)
+    index._set(*parts[:-1])
+    index.source = parts[-1]
+    return index
 
 
 def _tensor(values: Any, dtype: type, shape: tuple[int, ...], like: Tensor) -> Tensor:
