@@ -190,6 +190,41 @@ def test_paths_that_the_system_refuses(tmp_path, monkeypatch):
         HeadIndex.open(tmp_path / "y")
 
 
+def test_a_full_disk_leaves_the_folder_as_it_was(tmp_path, monkeypatch):
+    first = make()
+    first.save(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    replaced = os.replace
+
+    def stop(source, target):
+        if os.path.basename(target) == "index.safetensors":
+            raise OSError(28, "No space left on device")
+        replaced(source, target)
+
+    monkeypatch.setattr(os, "replace", stop)
+    with pytest.raises(SourceError, match="No space left"):
+        HeadIndex(WEIGHT * 2).save(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    with pytest.raises(SourceError, match="No space left"):
+        first.save(tmp_path)  # the table is there already, and stays
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.skipif("numba" not in BACKENDS, reason="numba is not installed")
+def test_a_cache_that_cannot_be_written(monkeypatch):
+    from numba.core import caching
+
+    from lmhead.topk import kernels
+
+    def full(self, name, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(caching.IndexDataCacheFile, "_save_data", full)
+    twice = kernels.compiled()(lambda x: 2 * x)
+    assert twice(21) == 42
+    assert twice(0.25) == 0.5
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 def test_a_pipe_in_the_indexs_place(tmp_path):
     os.mkfifo(tmp_path / "index.safetensors")

@@ -73,7 +73,14 @@ def save(
         where.mkdir(parents=True, exist_ok=True)
         with alone(where):
             _check_place(where)
-            _save(where, table, weight, bias, transform, source, copy)
+            there = set(where.iterdir())
+            try:
+                _save(where, table, weight, bias, transform, source, copy)
+            except BaseException:
+                for path in set(where.iterdir()) - there:  # a new table without an index
+                    if _OURS.fullmatch(path.name):
+                        path.unlink(missing_ok=True)
+                raise
 
 
 def _save(
