@@ -119,6 +119,20 @@ def test_copies_and_pickles_answer_the_same(backend, again):
     index.topk(HIDDEN, 1)
 
 
+def test_a_table_that_moves_in_memory():
+    """share_memory_() (and sending a tensor to a process) frees what the compiled loops read."""
+    from multiprocessing.reduction import ForkingPickler
+
+    index = make()
+    before = index.topk(HIDDEN, 5)
+    other = pickle.loads(ForkingPickler.dumps(index))
+    assert torch.equal(index.topk(HIDDEN, 5).ids, before.ids)
+    assert torch.equal(other.topk(HIDDEN, 5).ids, before.ids)
+    index.weight.share_memory_()
+    with pytest.raises(LMHeadError, match="the table has moved"):
+        index.topk(HIDDEN, 5)
+
+
 def test_under_another_default_device():
     with torch.device("meta"):
         index = make("torch")

@@ -14,6 +14,7 @@ from lmhead.errors import LMHeadError, first_line
 from lmhead.reference import TopK, check_ids, check_integer
 from lmhead.topk import backend, certificate, interval, neighbours, sampling, search
 from lmhead.topk.interval import Interval
+from lmhead.topk.raw_table import as_bytes
 from lmhead.topk.sampling import Sample
 from lmhead.topk.table import DTYPES, Groups, Table, check_dense, check_table, quantise
 from lmhead.topk.terms import terms_of
@@ -66,6 +67,7 @@ class HeadIndex:
         self.table, self.transform, self.bias = table, transform, bias
         self.weight = weight.detach()
         self.source: RawTable | None = None  # the file that the weight is mapped from
+        self._address = self.weight.data_ptr()
         self._version = None if weight.is_inference() else weight._version
         scored = self.weight[: table.rows]
         if scored.stride(1) != 1:
@@ -185,8 +187,9 @@ class HeadIndex:
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles have the table with them, whole."""
         self._check_version()
-        parts = (self.table, self.weight, self.bias, self.transform, self._name)
-        return _again, (*parts, self.source)
+        numbers = np.array(as_bytes(self.weight))  # a tensor would move when it is sent elsewhere
+        weight = numbers, self.weight.dtype, self.weight.shape, self.weight.device
+        return _again, (self.table, *weight, self.bias, self.transform, self._name, self.source)
 
     def __len__(self) -> int:
         """Rows that can be scored: those below `valid_rows`."""
@@ -391,6 +394,10 @@ class HeadIndex:
             raise LMHeadError(
                 "the table has changed since the index was built", "build the index anew"
             )
+        if self.weight.data_ptr() != self._address:  # as by share_memory_(): what was there is gone
+            raise LMHeadError(
+                "the table has moved since the index was built", "build the index anew"
+            )
 
     def _logits(self, y: Tensor) -> Tensor:
         """Logits of scores y."""
@@ -417,11 +424,12 @@ class HeadIndex:
         return rows if rows.is_contiguous() else rows.contiguous()
 
 
-def _again(*parts: Any) -> HeadIndex:
+def _again(table: Table, numbers: Any, dtype: Any, shape: Any, device: Any, *more: Any) -> Any:
     """An index from what `HeadIndex.__reduce__` gives."""
     index = HeadIndex.__new__(HeadIndex)
-    index._set(*parts[:-1])
-    index.source = parts[-1]
+    weight = torch.from_numpy(numbers).view(dtype).view(shape).to(device)
+    index._set(table, weight, *more[:-1])
+    index.source = more[-1]
     return index
 
 
