@@ -200,8 +200,9 @@ def main(arguments: list[str] | None = None) -> None:
     )
     ways = {"plain": plain_head(head), "index": index_head(index)}
     found = compare("greedy", model, ids, asked.tokens, ways, 1, asked.temperature)
-    compare("sampled", model, ids, asked.tokens, ways, asked.top_k, asked.temperature)
-    with torch.no_grad(), indexed(model, index, asked.top_k):
+    k = min(asked.top_k, len(index))
+    compare("sampled", model, ids, asked.tokens, ways, k, asked.temperature)
+    with torch.no_grad(), indexed(model, index, k):
         whole = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=asked.tokens,
             do_sample=False, eos_token_id=None, pad_token_id=0,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+
+from lmhead.errors import LMHeadError
 
 if TYPE_CHECKING:
     from lmhead.topk.numba_path import NumbaPath
@@ -18,7 +21,9 @@ Name = Literal["numba", "torch"]
 
 
 def numba_there() -> bool:
-    return importlib.util.find_spec("numba") is not None
+    """Whether numba is installed, and compiles (the loops cannot run as plain Python)."""
+    off = os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
+    return not off and importlib.util.find_spec("numba") is not None
 
 
 def row_tops(weight: Tensor) -> NDArray[np.float32]:
@@ -46,6 +51,13 @@ def fill(table: Table, weight: Tensor) -> None:
 
 def path(name: Name | None, table: Table, weight: Tensor) -> NumbaPath | TorchPath:
     """The path by name, or the best that there is for the weight's device."""
+    if name not in (None, "numba", "torch"):
+        raise LMHeadError(f"backend is {name!r}, and must be 'numba' or 'torch', or None")
+    if name == "numba" and not numba_there():
+        raise LMHeadError(
+            "backend is 'numba', and numba is not installed, or switched off by NUMBA_DISABLE_JIT",
+            "pip install numba, or leave the backend out",
+        )
     if name is None:
         name = "numba" if weight.device.type == "cpu" and numba_there() else "torch"
     if name == "numba":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmhead.errors import LMHeadError
+from lmhead.errors import LMHeadError, first_line
 from lmhead.reference import TopK, check_ids, check_integer
 from lmhead.topk import backend, certificate, interval, neighbours, sampling, search
 from lmhead.topk.interval import Interval
+from lmhead.topk.raw_table import as_bytes
 from lmhead.topk.sampling import Sample
-from lmhead.topk.table import DTYPES, Groups, Table, check_table, quantise
+from lmhead.topk.table import DTYPES, Groups, Table, check_dense, check_table, quantise
 from lmhead.topk.terms import terms_of
 from lmhead.transform import HeadTransform
 
@@ -66,14 +68,20 @@ class HeadIndex:
         self.table, self.transform, self.bias = table, transform, bias
         self.weight = weight.detach()
         self.source: RawTable | None = None  # the file that the weight is mapped from
+        self._address = self.weight.data_ptr()
         self._version = None if weight.is_inference() else weight._version
-        scored = self.weight[: table.rows]
-        if scored.stride(1) != 1:
-            scored = scored.contiguous()
-        self.path = backend.path(name, table, scored)
+        self._backend: backend.Name | None = name
         self._terms = terms_of(table, bias, transform)
+        self._name = name
         self._checked = os.environ.get("LMHEAD_CHECK") == "1"
         self._lengths: np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None = None
+
+    @functools.cached_property
+    def path(self) -> Any:
+        """What screens and scores; loaded at the first query, as numba takes a while to import."""
+        scored = self.weight[: self.table.rows]
+        scored = scored if scored.stride(1) == 1 else scored.contiguous()
+        return backend.path(self._backend, self.table, scored)
 
     @classmethod
     def from_model(cls, model: Any, *, groups: Groups = "row") -> HeadIndex:
@@ -181,6 +189,13 @@ class HeadIndex:
         index.source = opened.source
         return index
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles have the table with them, whole."""
+        self._check_version()
+        numbers = np.array(as_bytes(self.weight))  # a tensor would move when it is sent elsewhere
+        weight = numbers, self.weight.dtype, self.weight.shape, self.weight.device
+        return _again, (self.table, *weight, self.bias, self.transform, self._name, self.source)
+
     def __len__(self) -> int:
         """Rows that can be scored: those below `valid_rows`."""
         return self.table.rows
@@ -232,7 +247,7 @@ class HeadIndex:
             LMHeadError: something is wrong; it names query and row.
         """
         rows = self._rows(hidden)
-        k = min(k, len(self))
+        k = min(k, len(self)) if isinstance(k, int) else k
         self._valid_k(k)
         return certificate.check(self, rows, k)
 
@@ -247,7 +262,7 @@ class HeadIndex:
         Args:
             hidden: [..., d], as for `topk`.
             within: the widest interval wanted, in nats. 0 computes the full product; what float64
-                rounds (about 1e-10) stays in the interval.
+                rounds stays in the interval: about 1e-13 of the largest ‖w‖ ‖h‖, and of a cap.
 
         Returns:
             Bounds of shape [...], float64.
@@ -275,6 +290,7 @@ class HeadIndex:
         """
         interval.check_within(within)
         rows = self._rows(hidden)
+        check_dense("ids", ids)
         lead = hidden.shape[:-1]
         if ids.ndim == 0 or (ids.ndim > 1 and ids.shape[:-1] != lead):
             raise LMHeadError(
@@ -358,7 +374,10 @@ class HeadIndex:
         most = len(self) - 1
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= most:
             raise LMHeadError(f"k must be an integer in 1 .. {most}, the other rows, got {k!r}")
-        given = torch.as_tensor(ids)
+        try:
+            given = torch.as_tensor(ids, device=None if isinstance(ids, Tensor) else "cpu")
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise LMHeadError(f"ids are no row numbers: {first_line(error)}") from error
         wanted = self._numbers(given)
         self._check_version()
         if by == "cosine" and self._lengths is None:
@@ -380,6 +399,10 @@ class HeadIndex:
             raise LMHeadError(
                 "the table has changed since the index was built", "build the index anew"
             )
+        if self.weight.data_ptr() != self._address:  # as by share_memory_(): what was there is gone
+            raise LMHeadError(
+                "the table has moved since the index was built", "build the index anew"
+            )
 
     def _logits(self, y: Tensor) -> Tensor:
         """Logits of scores y."""
@@ -389,6 +412,7 @@ class HeadIndex:
     def _rows(self, hidden: Tensor) -> Tensor:
         """Hidden states [n, d], row-major, on the CPU."""
         self._check_version()
+        check_dense("hidden states", hidden)
         if hidden.ndim == 0 or hidden.shape[-1] != self.d:
             raise LMHeadError(
                 f"hidden states of shape {tuple(hidden.shape)} do not fit an index of width "
@@ -403,6 +427,15 @@ class HeadIndex:
             hidden = hidden.cpu()
         rows = hidden.detach().reshape(-1, self.d)
         return rows if rows.is_contiguous() else rows.contiguous()
+
+
+def _again(table: Table, numbers: Any, dtype: Any, shape: Any, device: Any, *more: Any) -> Any:
+    """An index from what `HeadIndex.__reduce__` gives."""
+    index = HeadIndex.__new__(HeadIndex)
+    weight = torch.from_numpy(numbers).view(dtype).view(shape).to(device)
+    index._set(table, weight, *more[:-1])
+    index.source = more[-1]
+    return index
 
 
 def _tensor(values: Any, dtype: type, shape: tuple[int, ...], like: Tensor) -> Tensor:

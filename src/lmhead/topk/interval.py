@@ -28,6 +28,7 @@ from lmhead.transform import HeadTransform
 
 BLOCK = 4  # queries at once: with so few, each is quantised to 16 bits
 STEP = 8  # the widths shrink by so much before they are looked at again
+WIDEST = 600.0  # nats: e to it is a number of float64, and twice no interval is so wide
 FAINT = 1e-250  # a sum below this came from bounds too far apart to start from
 
 
@@ -106,7 +107,7 @@ class Masses:
 
     def narrow(self, within: float) -> None:
         """Score rows until `interval` is no wider than `within`, or all are scored."""
-        growth = math.expm1(max(within - 2 * self.fuzz, 0.0)) * (1 - 2.0**-20)
+        growth = math.expm1(min(max(within - 2 * self.fuzz, 0.0), WIDEST)) * (1 - 2.0**-20)
         while self.y is None:
             low, high = self.sums
             if low > FAINT and high - low <= growth * low:

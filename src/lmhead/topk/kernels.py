@@ -5,6 +5,7 @@ Rows of the original table come as float32, or as uint16 with a kind: 1 bfloat16
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -29,11 +30,26 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def decorate(function: Callable[..., Any]) -> Any:
         try:
-            return nb.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
+            made = nb.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
         except RuntimeError:  # no folder for the cache
             return nb.njit(nogil=True, error_model="numpy", **options)(function)
+        return forgiving(made)
 
     return decorate
+
+
+def forgiving(function: Any) -> Any:
+    """A jitted function that also runs where its cache's disk is full: it is compiled each time."""
+    cache = getattr(function, "_cache", None)  # none where NUMBA_DISABLE_JIT is set
+    if cache is not None:
+        save = cache.save_overload
+
+        def save_overload(signature: Any, data: Any) -> None:
+            with contextlib.suppress(OSError):
+                save(signature, data)
+
+        cache.save_overload = save_overload
+    return function
 
 
 @intrinsic

@@ -28,6 +28,7 @@ from lmhead.topk.query import Queries
 from lmhead.topk.terms import Terms
 
 LADDER = 4  # sets to propose from have 16, 64, 256 … tokens
+LARGEST = 600.0  # e to it is a number of float64
 WITHIN = 0.05  # nats: the interval of the sum of all
 
 Uniform = Callable[[int], NDArray[np.float64]]
@@ -178,7 +179,7 @@ def _cut(kept: Kept, p: float) -> Kept:
 
 def reached(sums: NDArray[np.float64], goal: float, doubt: float) -> tuple[int, int, int]:
     """How many terms reach a goal, 1 … all: where it is e^doubt smaller, itself, and larger."""
-    grown = math.exp(min(doubt, 600.0))
+    grown = math.exp(min(doubt, LARGEST))
     goals = np.minimum([goal / grown, goal, goal * grown], sums[-1])
     fewest, size, most = (int(at) + 1 for at in np.searchsorted(sums, goals))
     return fewest, size, most
@@ -191,7 +192,7 @@ def _nucleus(masses: Masses, bounds: Any, p: float) -> Kept:
         kept = _best(masses, bounds, k)
         sums = np.exp(kept.z - masses.top * masses.curve.cooling).cumsum()
         low, high = (p * s for s in masses.sums)
-        if sums[-1] > high * math.exp(doubt):
+        if sums[-1] > high * math.exp(min(doubt, LARGEST)):
             kept.fewest, kept.most = reached(sums, low, doubt)[0], reached(sums, high, doubt)[2]
             return _shorter(kept, masses, p)
         k *= LADDER

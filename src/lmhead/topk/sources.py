@@ -168,7 +168,8 @@ def _decoded(checkpoint: Checkpoint, entry: Entry, shape: tuple[int, ...]) -> Te
     """
     if len(shape) != 2:
         raise SourceError(f"{checkpoint.source}: {entry.name} is no table that is read")
-    weight = torch.empty(shape, dtype=DTYPES[entry.dtype] if entry.dtype in _RAW else torch.float32)
+    dtype = DTYPES[entry.dtype] if entry.dtype in _RAW else torch.float32
+    weight = torch.empty(shape, dtype=dtype, device="cpu")
     step = max(1, _ROWS // max(1, shape[1]))
     for start in range(0, shape[0], step):
         stop = min(start + step, shape[0])

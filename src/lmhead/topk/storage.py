@@ -28,9 +28,10 @@ from lmhead.checkpoint.disk import sync
 from lmhead.checkpoint.entry import Header
 from lmhead.checkpoint.safetensors_file import read_safetensors
 from lmhead.errors import LMHeadError, SourceError, first_line, short
+from lmhead.topk.place import alone, errors, which
 from lmhead.topk.raw_table import NAMES, RawTable, as_bytes, fingerprint, map_file, sample
 from lmhead.topk.rotation import rotation
-from lmhead.topk.table import LANES, Table
+from lmhead.topk.table import LANES, WIDEST, Table, check_dense
 from lmhead.transform import HeadTransform
 
 SCHEMA = 1
@@ -65,52 +66,86 @@ def save(
     """Write an index; see `HeadIndex.save`."""
     _check_order()
     where = Path(folder)
-    _check_place(where)
     if source and RawTable.at(source.file, source.offset, source.dtype, source.shape) != source:
         raise SourceError(f"{source.file}: has changed since the index was built", _ANEW)
+    with errors(where, "written"):
+        _check_place(where)
+        where.mkdir(parents=True, exist_ok=True)
+        with alone(where):
+            _check_place(where)
+            there = set(where.iterdir())
+            try:
+                _save(where, table, weight, bias, transform, source, copy)
+            except BaseException:
+                for path in set(where.iterdir()) - there:  # a new table without an index
+                    if _OURS.fullmatch(path.name):
+                        path.unlink(missing_ok=True)
+                raise
+
+
+def _save(
+    where: Path,
+    table: Table,
+    weight: Tensor,
+    bias: Tensor | None,
+    transform: HeadTransform,
+    source: RawTable | None,
+    copy: bool | None,
+) -> None:
+    """Write an index into a folder that is there."""
     digest = fingerprint(weight)
     original: dict[str, Any] = {"digest": digest, "sample": sample(weight)}
-    try:
-        where.mkdir(parents=True, exist_ok=True)
-        if copy or (copy is None and source is None):
-            name = f"table-{digest[:16]}.safetensors"
-            source = _write(where / name, {"table": weight}, {})
-            original["stored"] = "here"
-        else:
-            original["stored"] = "file" if source else "none"
-            name = ""
-        original |= asdict(source) if source else {}
-        if name:
-            original["file"] = name
-        parts = {part: _tensor(table, part) for part in _PARTS}
-        if bias is not None:
-            parts["bias"] = bias
-        said = {
-            "schema_version": SCHEMA,
-            "rows": table.rows,
-            "d": table.rotation.d,
-            "exponent": table.exponent,
-            "transform": asdict(transform),
-            "digest": _digest(parts),
-            "dtype": NAMES[weight.dtype],
-            "shape": list(weight.shape),
-            "table": original,
-        }
-        _write(where / FILE, parts, {KEY: json.dumps(said)})
-        for path in where.iterdir():
-            if _OURS.fullmatch(path.name) and path.name not in (FILE, name):
-                path.unlink(missing_ok=True)
-        sync(where)
-    except OSError as error:
-        raise SourceError(f"{where}: cannot be written: {error.strerror or error}") from error
+    if copy or (copy is None and source is None):
+        name = f"table-{digest[:16]}.safetensors"
+        source = _write(where / name, {"table": weight}, {})
+        original["stored"] = "here"
+    else:
+        original["stored"] = "file" if source else "none"
+        name = ""
+    original |= asdict(source) if source else {}
+    if name:
+        original["file"] = name
+    parts = {part: _tensor(table, part) for part in _PARTS}
+    if bias is not None:
+        parts["bias"] = bias
+    said = {
+        "schema_version": SCHEMA,
+        "rows": table.rows,
+        "d": table.rotation.d,
+        "exponent": table.exponent,
+        "transform": asdict(transform),
+        "digest": _digest(parts, _numbers(table, transform)),
+        "dtype": NAMES[weight.dtype],
+        "shape": list(weight.shape),
+        "table": original,
+    }
+    _write(where / FILE, parts, {KEY: json.dumps(said)})
+    for path in where.iterdir():
+        if _OURS.fullmatch(path.name) and path.name not in (FILE, name):
+            path.unlink(missing_ok=True)
+    sync(where)
 
 
 def load(folder: str | os.PathLike[str], weight: Tensor | None, verify: bool) -> Opened:
-    """Map an index; see `HeadIndex.open`."""
+    """Map an index; see `HeadIndex.open`. One that is replaced meanwhile is read anew."""
     _check_order()
     path = Path(folder) / FILE
-    if not path.is_file():
-        raise SourceError(f"{folder}: holds no {FILE}", "index.save(FOLDER) writes one")
+    while True:
+        with errors(path, "read"):
+            if not path.is_file():
+                raise SourceError(f"{folder}: holds no {FILE}", "index.save(FOLDER) writes one")
+            before = which(path)
+        try:
+            opened = _load(path, weight, verify)
+        except LMHeadError:
+            if which(path) == before:
+                raise
+        else:
+            if which(path) == before:
+                return opened
+
+
+def _load(path: Path, weight: Tensor | None, verify: bool) -> Opened:
     header = read_safetensors(path)
     said = _said(path, header)
     try:
@@ -121,7 +156,11 @@ def load(folder: str | os.PathLike[str], weight: Tensor | None, verify: bool) ->
             raise ValueError(f"a table of shape {list(shape)}")
         stored, digest = original["stored"], original["digest"]
         source = None
+        if stored not in ("none", "here", "file") or dtype not in NAMES.values():
+            raise ValueError(f"a table of {dtype!r}, stored {stored!r}")
         if stored != "none":
+            if type(original["offset"]) is not int or original["dtype"] != dtype:
+                raise ValueError(f"a table of {original['dtype']!r} at {original['offset']!r}")
             keys = ("offset", "dtype", "size", "changed")
             file = os.path.join(path.parent.absolute(), original["file"])  # absolute ones stay
             source = RawTable(file, shape=shape, **{k: original[k] for k in keys})
@@ -130,6 +169,7 @@ def load(folder: str | os.PathLike[str], weight: Tensor | None, verify: bool) ->
     except (KeyError, TypeError, ValueError) as error:
         raise SourceError(f"{path}: a corrupt index: {first_line(error)}", _ANEW) from error
     if weight is not None:
+        check_dense("the table", weight)
         given = f"{NAMES.get(weight.dtype, weight.dtype)} {list(weight.shape)}"
         if given != f"{dtype} {list(shape)}":
             raise LMHeadError(f"{path}: the index of a table {dtype} {list(shape)}, not {given}")
@@ -190,7 +230,9 @@ def _table(
     path: Path, header: Header, said: dict[str, Any], verify: bool
 ) -> tuple[Table, Tensor | None]:
     rows, d, exponent = (said[key] for key in ("rows", "d", "exponent"))
-    if not all(type(n) is int for n in (rows, d, exponent)) or rows < 1 or d < 1:
+    if not all(type(n) is int for n in (rows, d, exponent)) or rows < 1:
+        raise ValueError(f"rows {rows!r}, d {d!r}, exponent {exponent!r}")
+    if not (1 <= d <= WIDEST and -149 <= exponent <= 128):  # of float32 numbers
         raise ValueError(f"rows {rows!r}, d {d!r}, exponent {exponent!r}")
     whole, parts = map_file(str(path)), {}
     for name, entry in header.entries.items():
@@ -209,7 +251,8 @@ def _table(
         part = parts[name]
         if part.dtype != dtype or tuple(part.shape) != shape:
             raise ValueError(f"{name} is {part.dtype} {list(part.shape)}, not {list(shape)}")
-    if verify and _digest(parts) != said["digest"]:
+    own = [rows, d, exponent, said["transform"]]
+    if verify and _digest(parts, own) != said["digest"]:
         raise SourceError(f"{path}: its numbers are not those that were saved", _ANEW)
     signs: np.ndarray[tuple[int], np.dtype[np.float32]] = parts["signs"].float().numpy()
     codes, scale, rest, norm = (parts[name].numpy() for name in _PARTS[:4])
@@ -223,8 +266,13 @@ def _tensor(table: Table, part: str) -> Tensor:
     return torch.from_numpy(getattr(table, part))
 
 
-def _digest(parts: dict[str, Tensor]) -> str:
-    found = hashlib.sha256()
+def _numbers(table: Table, transform: HeadTransform) -> list[Any]:
+    """What else the scores depend on."""
+    return [table.rows, table.rotation.d, table.exponent, asdict(transform)]
+
+
+def _digest(parts: dict[str, Tensor], numbers: list[Any]) -> str:
+    found = hashlib.sha256(json.dumps(numbers, sort_keys=True).encode())
     for name in sorted(parts):
         found.update(as_bytes(parts[name]).data)
     return found.hexdigest()
@@ -269,6 +317,8 @@ def _check_place(folder: Path) -> None:
         raise LMHeadError(
             f"{folder}: no index alone: it holds {short(foreign[0])}", "name a folder that is new"
         )
+    if (folder / FILE).exists() and not (folder / FILE).is_file():
+        raise LMHeadError(f"{folder / FILE}: no file", "name a folder that is new")
     if (folder / FILE).exists() and KEY not in read_safetensors(folder / FILE).metadata:
         raise LMHeadError(f"{folder / FILE}: no index of lmhead", "name a folder that is new")
 

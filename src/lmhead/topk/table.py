@@ -77,12 +77,23 @@ class Table:
 
 def aligned(shape: tuple[int, ...], dtype: torch.dtype) -> NDArray[np.generic]:
     """A numpy array that starts at a multiple of 64 bytes, uninitialised."""
-    array: NDArray[np.generic] = torch.empty(shape, dtype=dtype).numpy()
+    array: NDArray[np.generic] = torch.empty(shape, dtype=dtype, device="cpu").numpy()
     return array
+
+
+def check_dense(name: str, given: object) -> None:
+    """Refuse what is no tensor, or has no numbers of its own."""
+    if not isinstance(given, Tensor):
+        raise LMHeadError(f"{name} must be a tensor, got {type(given).__name__}")
+    if given.layout != torch.strided:
+        raise LMHeadError(f"{name} must be a dense tensor, got layout {given.layout}")
+    if given.is_meta:
+        raise LMHeadError(f"{name} must have values, got a tensor on the meta device")
 
 
 def check_table(weight: Tensor, groups: Groups) -> None:
     """Refuse what cannot be indexed, naming the first row that is not finite."""
+    check_dense("the table", weight)
     if weight.ndim != 2 or 0 in weight.shape:
         raise LMHeadError(f"a table is [V, d], V and d above zero, got {list(weight.shape)}")
     if weight.dtype not in DTYPES:
@@ -90,8 +101,6 @@ def check_table(weight: Tensor, groups: Groups) -> None:
             f"the table is {weight.dtype}, an index holds float32, bfloat16 or float16",
             "convert it, for example weight.float()",
         )
-    if weight.is_meta:
-        raise LMHeadError("the table is on the meta device and has no values", "load it first")
     if weight.shape[1] > WIDEST:
         raise LMHeadError(f"the table is {weight.shape[1]} wide, the index's limit is {WIDEST}")
     if groups not in ("row", 64) or isinstance(groups, bool):

@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmhead.errors import LMHeadError
-from lmhead.topk.table import LANES, Table
+from lmhead.topk.table import DTYPES, LANES, Table, check_dense
 from lmhead.transform import HeadTransform
+
+BIAS = (*DTYPES, torch.float64)
+LARGEST = 1e300  # a bias beyond leaves no room in float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +53,8 @@ def terms_of(table: Table, bias: Tensor | None, transform: HeadTransform) -> Ter
     empty = np.empty(0, np.float32)
     if bias is None:
         return Terms(factor, sign, None, empty, 0, 0.0)
-    if bias.ndim != 1 or len(bias) < table.rows or not bias.is_floating_point():
+    check_dense("the bias", bias)
+    if bias.ndim != 1 or len(bias) < table.rows or bias.dtype not in BIAS:
         raise LMHeadError(
             f"a bias of {bias.dtype}, {list(bias.shape)}, does not fit {table.rows} rows"
         )
@@ -60,6 +64,11 @@ def terms_of(table: Table, bias: Tensor | None, transform: HeadTransform) -> Ter
         raise LMHeadError(f"the bias of row {row} is {own[row]}")
     own = own * turned
     largest = float(np.abs(own).max())
+    if largest > LARGEST:
+        row = int(np.abs(own).argmax())
+        raise LMHeadError(
+            f"the bias of row {row} is {own[row]:g}, an index takes up to {LARGEST:g}"
+        )
     exponent = math.frexp(largest)[1] if largest else 0
     screened = np.zeros(table.tiles * LANES, np.float32)
     screened[: table.rows] = np.ldexp(own, -exponent)

@@ -166,7 +166,7 @@ def whole_products(asked: Tensor, codes: Tensor) -> Tensor:
     """
     if asked.is_cuda:
         return torch._int_mm(asked, codes.t())
-    out = torch.zeros((len(asked), len(codes)), dtype=torch.float64)
+    out = torch.zeros((len(asked), len(codes)), dtype=torch.float64, device="cpu")
     step = max(1, AT_ONCE // codes.shape[1])
     for columns in range(0, codes.shape[1], EXACT):
         some = asked[:, columns : columns + EXACT].float()
