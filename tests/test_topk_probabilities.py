@@ -191,6 +191,26 @@ def test_logprobs_lie_in_their_interval(case: str, name: backend.Name) -> None:
     assert (found.width <= 1e-9).all()
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("case", CASES)
+def test_the_best_with_their_log_probabilities(case: str, name: backend.Name) -> None:
+    weight, bias, transform = make(case)
+    index = HeadIndex(weight, bias=bias, transform=transform, backend=name)
+    hidden = random(7, 96, seed=21)
+    truth = all_logits(hidden, weight, bias, transform).log_softmax(-1)
+    plain, best = index.topk(hidden, 9), index.topk(hidden, 9, within=0.01)
+    assert plain.logprobs is None
+    assert (best.ids == plain.ids).all()
+    assert (best.logits - plain.logits).abs().max() < 1e-12
+    assert best.logprobs is not None
+    assert best.logprobs.width.max() <= 0.01
+    assert holds(best.logprobs, truth.gather(-1, best.ids))
+    assert index.topk(hidden[0], 2, within=0.5).logprobs.low.shape == (2,)
+    assert index.topk(hidden[:0], 2, within=0.5).logprobs.low.shape == (0, 2)
+    with pytest.raises(LMHeadError, match="within must be a width"):
+        index.topk(hidden, 2, within=-1)
+
+
 def test_what_does_not_fit() -> None:
     weight, hidden = random(50, 64), random(2, 64)
     index = HeadIndex(weight, transform=HeadTransform(valid_rows=40), backend="torch")

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from lmhead.modules import Embed, Head
     from lmhead.params import count_params
     from lmhead.predict import predict_next
-    from lmhead.reference import Explanation, TopK
+    from lmhead.reference import Explanation, Interval, TopK
     from lmhead.topk.index import HeadIndex
-    from lmhead.topk.interval import Interval
     from lmhead.topk.sampling import Sample
     from lmhead.transform import HeadTransform, tied_init_std
     from lmhead.tying import assert_tied, find_ties, tie, untie
@@ -44,7 +43,7 @@ _HOME = {
     "Head": "modules",
     "HeadIndex": "topk.index",
     "HeadTransform": "transform",
-    "Interval": "topk.interval",
+    "Interval": "reference",
     "LinearCrossEntropyLoss": "loss",
     "Sample": "topk.sampling",
     "TopK": "reference",

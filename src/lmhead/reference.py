@@ -24,18 +24,36 @@ BLOCK = 1 << 23  # logits that a loss or a top-k holds at once: 32 MiB in float3
 
 
 @dataclass(frozen=True, eq=False)
+class Interval:
+    """Numbers that certainly lie in low … high, both float64 tensors of one shape."""
+
+    low: Tensor
+    high: Tensor
+
+    @property
+    def width(self) -> Tensor:
+        return self.high - self.low
+
+    @property
+    def middle(self) -> Tensor:
+        return self.low + (self.high - self.low) / 2
+
+
+@dataclass(frozen=True, eq=False)
 class TopK:
     """The k best tokens: `ids` (int64) and `logits`, both [..., k], best first.
 
     `exact`: the order is that of the exact scores, whatever float32 would round them to
     (`lmhead.HeadIndex`). `rescored`, int64 [...] or None, is how many rows were scored in float64
-    for that: the number of rows where the full product was computed.
+    for that: the number of rows where the full product was computed. `logprobs` is where their
+    log-probabilities certainly lie, where that was asked for.
     """
 
     ids: Tensor
     logits: Tensor
     exact: bool = False
     rescored: Tensor | None = None
+    logprobs: Interval | None = None
 
 
 @dataclass(frozen=True, eq=False)

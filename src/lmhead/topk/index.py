@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from lmhead.errors import LMHeadError, first_line
-from lmhead.reference import TopK, check_ids, check_integer
+from lmhead.reference import Interval, TopK, check_ids, check_integer
 from lmhead.topk import backend, certificate, interval, neighbours, sampling, search
-from lmhead.topk.interval import Interval
 from lmhead.topk.raw_table import as_bytes
 from lmhead.topk.sampling import Sample
 from lmhead.topk.table import DTYPES, Groups, Table, check_dense, check_table, quantise
@@ -204,7 +203,7 @@ class HeadIndex:
     def d(self) -> int:
         return self.table.rotation.d
 
-    def topk(self, hidden: Tensor, k: int) -> TopK:
+    def topk(self, hidden: Tensor, k: int, *, within: float | None = None) -> TopK:
         """The k best tokens for each hidden state, exactly.
 
         The order is that of the real numbers logit_scale · (W (hidden_scale · h) + b), without any
@@ -215,25 +214,35 @@ class HeadIndex:
         Args:
             hidden: [..., d], float32, bfloat16 or float16.
             k: 1 … len(index).
+            within: also say where the log-probabilities lie, in intervals at most so wide (nats,
+                as for `log_sum_exp`), from the same reading of the table.
 
         Returns:
-            ids and logits [..., k], logits float64; exact; rescored [...].
+            ids and logits [..., k], logits float64; exact; rescored [...]; logprobs [..., k] or
+            None.
 
         Raises:
-            LMHeadError: hidden does not fit or is not finite, or k is out of range.
+            LMHeadError: hidden does not fit or is not finite, or k or within is out of range.
         """
         rows = self._rows(hidden)
         self._valid_k(k)
         if self._checked:
             certificate.check(self, rows, k)
-        found = search.best(self.path, rows, k, self._terms)
+        logprobs, lead = None, hidden.shape[:-1]
+        if within is None:
+            found = search.best(self.path, rows, k, self._terms)
+        else:
+            interval.check_within(within)
+            curve = interval.Curve.of(self.transform)
+            found, ends = interval.best(self.path, rows, k, within, self._terms, curve)
+            logprobs = _interval(ends[0], ends[1], (*lead, k), hidden)
         ids, y, count = (torch.from_numpy(a) for a in found)
-        logits, lead = self._logits(y), hidden.shape[:-1]
+        logits = self._logits(y)
         if hidden.ndim != 2:
             ids, logits, count = ids.view(*lead, k), logits.view(*lead, k), count.view(lead)
         if hidden.device.type != "cpu":
             ids, logits, count = (x.to(hidden.device) for x in (ids, logits, count))
-        return TopK(ids, logits, True, count)
+        return TopK(ids, logits, True, count, logprobs)
 
     @torch.no_grad()
     def check(self, hidden: Tensor, k: int = 10) -> certificate.Certificate:

@@ -21,7 +21,7 @@ from torch import Tensor
 from lmhead.errors import LMHeadError
 from lmhead.loss import threads
 from lmhead.topk.query import Queries
-from lmhead.topk.search import SHARE
+from lmhead.topk.search import SHARE, Found, one
 from lmhead.topk.terms import Terms
 from lmhead.topk.torch_path import TorchPath
 from lmhead.transform import HeadTransform
@@ -30,22 +30,6 @@ BLOCK = 4  # queries at once: with so few, each is quantised to 16 bits
 STEP = 8  # the widths shrink by so much before they are looked at again
 WIDEST = 600.0  # nats: e to it is a number of float64, and twice no interval is so wide
 FAINT = 1e-250  # a sum below this came from bounds too far apart to start from
-
-
-@dataclass(frozen=True, eq=False)
-class Interval:
-    """Numbers that certainly lie in low … high, both float64 tensors of one shape."""
-
-    low: Tensor
-    high: Tensor
-
-    @property
-    def width(self) -> Tensor:
-        return self.high - self.low
-
-    @property
-    def middle(self) -> Tensor:
-        return self.low + (self.high - self.low) / 2
 
 
 @dataclass(frozen=True)
@@ -143,6 +127,13 @@ class Masses:
         low, high = (math.log(s) + self.top * self.curve.cooling for s in self.sums)
         return low - self.fuzz, high + self.fuzz
 
+    def logprobs(self, y: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Bounds of the log-probabilities of scores y [k], float64 [2, k]."""
+        z = self.curve.logits(y) * self.curve.cooling
+        low, high = self.interval()
+        ends = np.stack((z - high - self.fuzz, z - low + self.fuzz))
+        return np.minimum(ends, 0)
+
 
 def _operations(path: Any) -> Any:
     if isinstance(path, TorchPath):
@@ -202,10 +193,27 @@ def logprobs(
     def work(q: Queries, n: int, bounds: Any, query: int) -> NDArray[np.float64]:
         masses = Masses(path, q, n, bounds, terms, curve)
         masses.narrow(within)
-        z = curve.logits(path.scores(q, n, ids[query], terms)) * curve.cooling
-        low, high = masses.interval()
-        ends = np.stack((z - high - masses.fuzz, z - low + masses.fuzz))
-        return np.minimum(ends, 0)
+        return masses.logprobs(path.scores(q, n, ids[query], terms))
 
     found = list(each(path, hidden, terms, work))
     return np.array(found, np.float64).reshape(len(hidden), 2, ids.shape[1]).transpose(1, 0, 2)
+
+
+def best(
+    path: Any, hidden: Tensor, k: int, within: float, terms: Terms, curve: Curve
+) -> tuple[Found, NDArray[np.float64]]:
+    """The k best rows as by `search.best`, and bounds of their log-probabilities, float64
+    [2, n, k], from one screen."""
+    n = len(hidden)
+    found = Found(np.empty((n, k), np.int64), np.empty((n, k)), np.empty(n, np.int64))
+
+    def work(q: Queries, m: int, bounds: Any, query: int) -> NDArray[np.float64]:
+        some = one(path, q, m, bounds, k, terms)
+        for whole, part in zip(found, some, strict=True):
+            whole[query] = part[0]
+        masses = Masses(path, q, m, bounds, terms, curve)
+        masses.narrow(within)
+        return masses.logprobs(some.y[0])
+
+    ends = list(each(path, hidden, terms, work))
+    return found, np.array(ends, np.float64).reshape(n, 2, k).transpose(1, 0, 2)

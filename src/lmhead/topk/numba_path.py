@@ -17,6 +17,7 @@ from lmhead.topk.table import LANES, LOST, SMALLEST, Table, aligned
 from lmhead.topk.terms import Terms
 
 BLOCK = 8  # queries that a pass over the table serves
+WIDE = 1536  # rows so long are dear to score again: a second byte of the queries costs less
 SMALL = 1 << 21  # bytes of codes below which one thread is faster
 PIECES = 4  # of the table for each thread
 
@@ -98,7 +99,7 @@ class NumbaPath:
         for size in (1, 2, 4):
             if count <= size:
                 return size, 2
-        return BLOCK, 1
+        return BLOCK, 2 if self.table.rotation.width >= WIDE else 1
 
     def prepare(self, hidden: Tensor, planes: int, size: int, terms: Terms) -> Queries:
         """Hidden states [n, d], row-major, as `size` queries; those beyond n are zero."""

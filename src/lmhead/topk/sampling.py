@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmhead.errors import LMHeadError
+from lmhead.reference import Interval
 from lmhead.topk import search
-from lmhead.topk.interval import Curve, Interval, Masses, each
+from lmhead.topk.interval import Curve, Masses, each
 from lmhead.topk.query import Queries
 from lmhead.topk.terms import Terms
 
