@@ -14,10 +14,10 @@ demo: $(VENV)/.package
 	$(BIN)/lmhead predict $(RUN) 今天天气真
 
 test: $(VENV)/.development
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: $(VENV)/.development
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.development
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+LONG = ("test_readme", "test_compare", "test_loss", "test_topk_adversarial", "test_recipes")
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -18,3 +19,8 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("needs ../shared/data, which is not beside this checkout")
     return SHARED
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long go first, so that no process ends with one of them alone."""
+    items.sort(key=lambda item: not item.path.name.startswith(LONG))

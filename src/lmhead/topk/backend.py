@@ -49,8 +49,8 @@ def fill(table: Table, weight: Tensor) -> None:
         fill_by_torch(table, weight)
 
 
-def path(name: Name | None, table: Table, weight: Tensor) -> NumbaPath | TorchPath:
-    """The path by name, or the best that there is for the weight's device."""
+def check(name: Name | None) -> Name | None:
+    """The name, if there is such a backend here."""
     if name not in (None, "numba", "torch"):
         raise LMHeadError(f"backend is {name!r}, and must be 'numba' or 'torch', or None")
     if name == "numba" and not numba_there():
@@ -58,7 +58,12 @@ def path(name: Name | None, table: Table, weight: Tensor) -> NumbaPath | TorchPa
             "backend is 'numba', and numba is not installed, or switched off by NUMBA_DISABLE_JIT",
             "pip install numba, or leave the backend out",
         )
-    if name is None:
+    return name
+
+
+def path(name: Name | None, table: Table, weight: Tensor) -> NumbaPath | TorchPath:
+    """The path by name, or the best that there is for the weight's device."""
+    if check(name) is None:
         name = "numba" if weight.device.type == "cpu" and numba_there() else "torch"
     if name == "numba":
         from lmhead.topk.numba_path import NumbaPath

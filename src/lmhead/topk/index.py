@@ -69,7 +69,7 @@ class HeadIndex:
         self.source: RawTable | None = None  # the file that the weight is mapped from
         self._address = self.weight.data_ptr()
         self._version = None if weight.is_inference() else weight._version
-        self._backend: backend.Name | None = name
+        self._backend = backend.check(name)
         self._terms = terms_of(table, bias, transform)
         self._name = name
         self._checked = os.environ.get("LMHEAD_CHECK") == "1"
