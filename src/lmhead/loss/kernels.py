@@ -8,30 +8,18 @@ never assume that values are finite.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numba as nb
 import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from lmhead.loss.jit import compiled
+
 PIECE = 1024
 LANES = 32
 F32 = np.float32
-
-
-def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """numba's jit; cached on disk where a folder can be written."""
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        try:
-            return nb.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
-        except RuntimeError:  # no folder for the cache
-            return nb.njit(nogil=True, error_model="numpy", **options)(function)
-
-    return decorate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -82,7 +70,7 @@ def _narrow(typingctx: Any, value: Any, like: Any) -> Any:
     return like.dtype(value, like), cast
 
 
-@_compiled(inline="always")
+@compiled(inline="always")
 def _exp(x):  # type: ignore[no-untyped-def]
     """exp for x <= 88; 0 below the smallest normal number. Within 2 ulp (Cephes' polynomial)."""
     z = F32(-88.0) if x < F32(-88.0) else x
@@ -101,7 +89,7 @@ def _exp(x):  # type: ignore[no-untyped-def]
     return F32(0.0) if x < F32(-87.0) else p * scale
 
 
-@_compiled(inline="always")
+@compiled(inline="always")
 def _small_tanh(x):  # type: ignore[no-untyped-def]
     """tanh for |x| < 0.625 (Cephes' polynomial)."""
     s = x * x
@@ -113,7 +101,7 @@ def _small_tanh(x):  # type: ignore[no-untyped-def]
     return p * s * x + x
 
 
-@_compiled(inline="always", fastmath={"contract"})
+@compiled(inline="always", fastmath={"contract"})
 def _load(row, start, size, out, slope, scales, bias):  # type: ignore[no-untyped-def]
     """out[:size] = the logits of row[start : start + size]; slope: the cap's derivative there.
 
@@ -144,7 +132,7 @@ def _load(row, start, size, out, slope, scales, bias):  # type: ignore[no-untype
             slope[j] = F32(4.0) * e * r * r
 
 
-@_compiled(fastmath={"contract", "reassoc"})
+@compiled(fastmath={"contract", "reassoc"})
 def _sum(x, size):  # type: ignore[no-untyped-def]
     total = F32(0.0)
     for j in range(size):
@@ -152,7 +140,7 @@ def _sum(x, size):  # type: ignore[no-untyped-def]
     return total
 
 
-@_compiled(fastmath={"contract"})
+@compiled(fastmath={"contract"})
 def _largest(x, size, y):  # type: ignore[no-untyped-def]
     """The largest of x[:size], by halves, which vectorises; NaN may be passed over (the sums have
     it). x[size:] is overwritten."""
@@ -172,7 +160,7 @@ def _largest(x, size, y):  # type: ignore[no-untyped-def]
     return top
 
 
-@_compiled(fastmath={"contract"})
+@compiled(fastmath={"contract"})
 def _sum_exp(x, size, base, lanes):  # type: ignore[no-untyped-def]
     """The sum of exp(x[:size] - base)."""
     lanes[:] = F32(0.0)
@@ -188,7 +176,7 @@ def _sum_exp(x, size, base, lanes):  # type: ignore[no-untyped-def]
     return total
 
 
-@_compiled(fastmath={"contract"})
+@compiled(fastmath={"contract"})
 def accumulate(  # type: ignore[no-untyped-def]
     product, scales, bias, ids, top, total, weighted, linear, picked
 ):
@@ -232,7 +220,7 @@ def accumulate(  # type: ignore[no-untyped-def]
             linear[i] += a
 
 
-@_compiled(fastmath={"contract"})
+@compiled(fastmath={"contract"})
 def differentiate(  # type: ignore[no-untyped-def]
     product, scales, bias, ids, top, total, softmax, entropy, even, up_picked, grad_bias
 ):
@@ -281,7 +269,7 @@ def differentiate(  # type: ignore[no-untyped-def]
                 piece[j] = _narrow(g[j], piece)
 
 
-@_compiled(fastmath={"contract"})
+@compiled(fastmath={"contract"})
 def epilogue(  # type: ignore[no-untyped-def]
     product, scales, bias, labels, top, total, linear, picked, coef, smooth, z_loss, grad_bias
 ):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lmhead.loss.kernels import _bits, _compiled, _exp, _float, _narrow, _small_tanh, _sum, _widen
+from lmhead.loss.jit import compiled
+from lmhead.loss.kernels import _bits, _exp, _float, _narrow, _small_tanh, _sum, _widen
 
 F32 = np.float32
 U32 = np.uint32
@@ -18,7 +19,7 @@ LOW = F32(-1e30)  # below every logit, yet finite: -inf - LOW is still -inf
 BUCKETS = 2048  # of magnitudes, by the upper 12 bits: eight an octave
 
 
-@_compiled(inline="always", fastmath={"contract"})
+@compiled(inline="always", fastmath={"contract"})
 def _capped(z, softcap):  # type: ignore[no-untyped-def]
     """softcap · tanh(z / softcap) and its derivative, as in `kernels`."""
     u = z / softcap
@@ -29,7 +30,7 @@ def _capped(z, softcap):  # type: ignore[no-untyped-def]
     return softcap * (_small_tanh(u) if abs(u) < F32(0.625) else t), F32(4.0) * e * r * r
 
 
-@_compiled(inline="always", fastmath={"contract"})
+@compiled(inline="always", fastmath={"contract"})
 def _logits(row, x, scales, bias):  # type: ignore[no-untyped-def]
     """x = the logits of a row of products; `scales` are (hidden, logit, cap)."""
     hidden_scale, logit_scale, softcap = scales
@@ -40,7 +41,7 @@ def _logits(row, x, scales, bias):  # type: ignore[no-untyped-def]
             x[j], _ = _capped(x[j], softcap)
 
 
-@_compiled(fastmath={"contract"})
+@compiled(fastmath={"contract"})
 def totals(product, scales, bias, first, last, top, total, linear, wants_linear):  # type: ignore[no-untyped-def]
     """Largest logit, Σ exp(x - top) and Σ x of each token over the rows first .. last - 1."""
     n = product.shape[1]
@@ -71,7 +72,7 @@ def totals(product, scales, bias, first, last, top, total, linear, wants_linear)
                     linear[j] += x[i, j]
 
 
-@_compiled(inline="always", fastmath={"contract"})
+@compiled(inline="always", fastmath={"contract"})
 def _gradient(row, g, scales, bias, v, labels, shift, softmax, at_label, even):  # type: ignore[no-untyped-def]
     """g = the gradient at (product + bias) in row v, less its constant part -even · logit_scale."""
     hidden_scale, logit_scale, softcap = scales
@@ -88,7 +89,7 @@ def _gradient(row, g, scales, bias, v, labels, shift, softmax, at_label, even): 
             g[j] = logit_scale * (softmax[j] * _exp(x - shift[j]) - own)
 
 
-@_compiled(inline="always")
+@compiled(inline="always")
 def _mix(h, key):  # type: ignore[no-untyped-def]
     """32 well-mixed bits of a sum of keys and a second key (the constants are lowbias32's)."""
     h = U32(h ^ (h >> U32(16)))
@@ -99,7 +100,7 @@ def _mix(h, key):  # type: ignore[no-untyped-def]
     return U32(h ^ (h >> U32(16)))
 
 
-@_compiled(fastmath={"contract"})
+@compiled(fastmath={"contract"})
 def emit(  # type: ignore[no-untyped-def]
     product,
     scales,
@@ -173,7 +174,7 @@ def emit(  # type: ignore[no-untyped-def]
     return count
 
 
-@_compiled(fastmath={"contract"})
+@compiled(fastmath={"contract"})
 def histogram(  # type: ignore[no-untyped-def]
     product, scales, bias, valid, labels, shift, softmax, at_label, even, row_energy,
     column_energy, floor, table, bf16, exact,
@@ -231,7 +232,7 @@ def histogram(  # type: ignore[no-untyped-def]
     table[0, 0] -= valid * (len(large) - n)
 
 
-@_compiled(inline="always")
+@compiled(inline="always")
 def _rounding(size):  # type: ignore[no-untyped-def]
     """What rounding to bfloat16 changes."""
     bits = _bits(size)
@@ -239,7 +240,7 @@ def _rounding(size):  # type: ignore[no-untyped-def]
     return np.float64(_float(U32(near & U32(0xFFFF0000)))) - np.float64(size)
 
 
-@_compiled(fastmath={"contract", "reassoc"})
+@compiled(fastmath={"contract", "reassoc"})
 def energies(rows, first, last, out):  # type: ignore[no-untyped-def]
     """‖row‖² of the rows first .. last - 1."""
     for i in range(first, last):
@@ -250,7 +251,7 @@ def energies(rows, first, last, out):  # type: ignore[no-untyped-def]
         out[i] = total
 
 
-@_compiled()
+@compiled()
 def by_token(starts, tokens, values, first, last, columns, sorted_values, bounds):  # type: ignore[no-untyped-def]
     """Sort the entries of the rows first .. last - 1 by token (within a token by row).
 
@@ -271,7 +272,7 @@ def by_token(starts, tokens, values, first, last, columns, sorted_values, bounds
             sorted_values[at] = values[i]
 
 
-@_compiled(fastmath={"contract", "reassoc"})
+@compiled(fastmath={"contract", "reassoc"})
 def _gather(out, picks, values, first, last, rows):  # type: ignore[no-untyped-def]
     """out += Σ values[i] · rows[picks[i]], i in first .. last - 1."""
     end = last - 1
@@ -287,7 +288,7 @@ def _gather(out, picks, values, first, last, rows):  # type: ignore[no-untyped-d
             out[k] += s * _widen(a[k]) + t * _widen(b[k]) + u * _widen(c[k]) + w * _widen(e[k])
 
 
-@_compiled(fastmath={"contract"})
+@compiled(fastmath={"contract"})
 def hidden_product(columns, values, bounds, weight, first, last, out):  # type: ignore[no-untyped-def]
     """out[j] += Σ value · weight[column] for the tokens first .. last - 1, tile by tile."""
     for tile in range(bounds.shape[0]):
@@ -297,7 +298,7 @@ def hidden_product(columns, values, bounds, weight, first, last, out):  # type: 
                 _gather(out[j], columns, values, begin, end, weight)
 
 
-@_compiled(fastmath={"contract"})
+@compiled(fastmath={"contract"})
 def table_product(starts, tokens, values, hidden, base, first, last, adds, out):  # type: ignore[no-untyped-def]
     """out[v] = (out[v] if adds) + base + Σ value · hidden[token]; rounded once.
 

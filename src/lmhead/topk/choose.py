@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from lmhead.loss.jit import compiled
 from lmhead.topk.kernels import (
     LANES,
     address,
     at_least,
-    compiled,
     lowest_bit,
     products,
 )

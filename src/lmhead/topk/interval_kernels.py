@@ -10,7 +10,8 @@ from numba.core import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from lmhead.topk.kernels import FAST, compiled
+from lmhead.loss.jit import compiled
+from lmhead.topk.kernels import FAST
 
 if TYPE_CHECKING:
     from lmhead.topk.interval import Curve

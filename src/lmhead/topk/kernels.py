@@ -5,16 +5,14 @@ Rows of the original table come as float32, or as uint16 with a kind: 1 bfloat16
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
 from typing import Any
 
-import numba as nb
 import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from lmhead.loss.jit import compiled
 from lmhead.topk import query
 from lmhead.topk.query import SLIGHT
 from lmhead.topk.vector_ir import score_tile
@@ -23,33 +21,6 @@ F32 = np.float32
 FAST = {"reassoc", "contract", "nsz"}  # sums in any order; NaN and infinities stay what they are
 LANES = 16
 AHEAD = 4  # rows that are asked for before they are read
-
-
-def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """numba's jit; cached on disk where a folder can be written."""
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        try:
-            made = nb.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
-        except RuntimeError:  # no folder for the cache
-            return nb.njit(nogil=True, error_model="numpy", **options)(function)
-        return forgiving(made)
-
-    return decorate
-
-
-def forgiving(function: Any) -> Any:
-    """A jitted function that also runs where its cache's disk is full: it is compiled each time."""
-    cache = getattr(function, "_cache", None)  # none where NUMBA_DISABLE_JIT is set
-    if cache is not None:
-        save = cache.save_overload
-
-        def save_overload(signature: Any, data: Any) -> None:
-            with contextlib.suppress(OSError):
-                save(signature, data)
-
-        cache.save_overload = save_overload
-    return function
 
 
 @intrinsic
