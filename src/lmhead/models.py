@@ -98,6 +98,9 @@ def _load(where: str, source: Path) -> tuple[Any, Any, tuple[str, ...]]:
         import torch
         import transformers
 
+        from lmhead.recurrent import register
+
+        register()  # what a recipe trains
         # A GGUF holds its configuration and tokenizer: whatever lies beside it must not be read.
         path = empty if is_gguf else str(source)
         safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}

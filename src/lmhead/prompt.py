@@ -47,17 +47,22 @@ def read_prompt(tokenizer: Any, text: str, limit: int | None) -> tuple[list[int]
 
 def _lost(tokenizer: Any, text: str, spans: Any, ids: list[int]) -> list[str]:
     """Which pieces of the text the tokenizer reads as unknown, and which characters it drops."""
-    alone = {c: tokenizer(c, add_special_tokens=False)["input_ids"] for c in dict.fromkeys(text)}
-    unk, notes = tokenizer.unk_token_id, []
+    mark = _unknown(tokenizer)
+    unk, notes = None if mark is None else tokenizer.convert_tokens_to_ids(mark), []
+    alone: dict[str, list[int]] = {}
+    if mark is None or unk is not None:  # else it fails on what it has no word for
+        alone = {
+            c: tokenizer(c, add_special_tokens=False)["input_ids"] for c in dict.fromkeys(text)
+        }
     if unk is None or unk not in ids:
         unknown = []
     elif spans is None:
         unknown = [c for c, read in alone.items() if unk in read]
     else:
         unknown = [text[a:b] for i, (a, b) in zip(ids, spans, strict=True) if i == unk]
-    unknown = [piece for piece in unknown if piece and piece != tokenizer.unk_token]
+    unknown = [piece for piece in unknown if piece and piece != mark]
     if unknown:
-        notes.append(f"unknown to the tokenizer, read as {tokenizer.unk_token}: {_list(unknown)}")
+        notes.append(f"unknown to the tokenizer, read as {mark}: {_list(unknown)}")
     dropped = [
         c
         for c, read in alone.items()
@@ -66,6 +71,12 @@ def _lost(tokenizer: Any, text: str, spans: Any, ids: list[int]) -> list[str]:
     if dropped:
         notes.append(f"dropped by the tokenizer, which has no token for it: {_list(dropped)}")
     return notes
+
+
+def _unknown(tokenizer: Any) -> str | None:
+    """The token that stands for what has none; the backend may have one that is not declared."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return tokenizer.unk_token or getattr(getattr(backend, "model", None), "unk_token", None)
 
 
 def _list(pieces: list[str], most: int = 12) -> str:

@@ -65,6 +65,12 @@ class LSTMModel(nn.Module):
             for value in self.projection.parameters():
                 value.uniform_(-reach, reach, generator=generator)
 
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.head
+
     def start(self, streams: int) -> State:
         zero = self.embedding.weight.new_zeros(1, streams, self.embedding.embedding_dim)
         return tuple((zero, zero) for _ in self.layers)

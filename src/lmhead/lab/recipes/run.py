@@ -26,6 +26,7 @@ from lmhead.lab.recipes.result import RecipeResult
 from lmhead.lab.recipes.step import predicted
 from lmhead.lab.recipes.table import RECIPES, Recipe
 from lmhead.lab.recipes.texts import Words, read_words
+from lmhead.quiet import quiet
 
 PACKAGES = ("lmhead", "torch", "numpy", "numba")
 
@@ -43,6 +44,7 @@ def start(
     epochs: int | None = None,
     device: str = "auto",
     workers: int | None = None,
+    watch: bool = True,
     out: str | Path | None = None,
     show: Show = _ignore,
 ) -> RecipeResult:
@@ -56,6 +58,7 @@ def start(
         epochs: other than the recipe's own; the figures are not comparable then.
         device: "cpu", or "auto": CUDA where there is one.
         workers: processes at a time, 0: all in this one; None: as many as there are cores.
+        watch: look at both ends while training and after (`lmhead.lab.watch`, `.after`).
         out: the run folder to make; None: `runs/NAME-DATE-TIME`.
         show: called with lines of text on the way.
 
@@ -98,7 +101,12 @@ def start(
             "device": torch.cuda.get_device_name() if device == "cuda" else device,
         },
         "text": {"folder": str(Path(data).absolute()), **words.facts},
-        "training": {"epochs": epochs or recipe.epochs, "device": device, "threads": 1},
+        "training": {
+            "epochs": epochs or recipe.epochs,
+            "device": device,
+            "threads": 1,
+            "watch": watch,
+        },
         "base": base(recipe),
         "arms": {arm: {**recipe.arms[arm].to_dict(), "params": counts[arm]} for arm in chosen},
     }
@@ -177,7 +185,7 @@ def job_of(
     recipe, training = recipe_of(settings), settings["training"]
     return Job(
         run, recipe, recipe.arms[arm], seed, training["epochs"], words, training["device"], show,
-        parent_alive(),
+        parent_alive(), _watched(settings),
     )  # fmt: skip
 
 
@@ -195,10 +203,44 @@ def _work(
             job_of(run, settings, words, arm, seed, show).work()
     else:
         _Pool(run, todo, workers, show).work()
+    if _watched(settings):
+        _keep_tables(run)
     for arm in settings["arms"]:
         run.promote(arm)
+    if _watched(settings):
+        _write_geometry(run, words, show)
     run.clear_state()
     return write_recipe_report(run)
+
+
+def _watched(settings: dict[str, Any]) -> bool:
+    """Whether a run looks at its ends; those of early versions did not."""
+    return bool(settings["training"].get("watch"))
+
+
+def _keep_tables(run: RecipeRun) -> None:
+    """Keep every seed's tables, before all but the best seed's model go."""
+    with quiet():
+        from lmhead.lab.after import keep_tables
+        from lmhead.recurrent import register
+
+        register()
+        for row in run.done():
+            keep_tables(run, row["arm"], row["seed"])
+
+
+def _write_geometry(run: RecipeRun, words: Words, show: Show) -> None:
+    train, valid = (torch.from_numpy(words.parts[part]) for part in ("train", "valid"))
+    try:
+        with quiet():
+            from transformers import AutoTokenizer
+
+            from lmhead.lab.after import finish
+
+            tokenizer = AutoTokenizer.from_pretrained(run.model(next(iter(run.config()["arms"]))))
+            finish(run, train, valid, tokenizer)
+    except LMHeadError as error:  # a table that has no geometry does not cost the figures
+        show(f"no geometry.json: {error.message}")
 
 
 class _Pool:
