@@ -117,7 +117,7 @@ class Watch:
         if any(grad is None for grad in grads) or (self.tied and not self._came_back):
             return None
         if not self.tied:
-            return grads[0], grads[1]  # type: ignore[return-value]
+            return grads[0], grads[1]
         total = grads[0]
         assert total is not None
         weight = self.tables["table"].detach().requires_grad_()
