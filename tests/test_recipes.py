@@ -8,6 +8,7 @@ import json
 import math
 import random
 import re
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -31,14 +32,16 @@ from lmhead.lab.recipes import step as step_module
 from lmhead.lab.recipes.example import example_step, time_beside
 from lmhead.lab.recipes.job import Job, RecipeRun
 from lmhead.lab.recipes.lstm import LSTMModel, _steps
+from lmhead.lab.recipes.recipe import PTB, WIKITEXT2, Figure, Recipe, Schedule
 from lmhead.lab.recipes.result import summarise
 from lmhead.lab.recipes.run import base, count, resume, start
 from lmhead.lab.recipes.step import Rules, evaluate, side_by_side, train_step, windows
-from lmhead.lab.recipes.table import PTB, RECIPES, WIKITEXT2, Figure, Recipe, Schedule
+from lmhead.lab.recipes.table import RECIPES
 from lmhead.lab.recipes.texts import read_words
 from lmhead.lab.watch import Watch
 from lmhead.predict import predict_next
 
+ROOT = Path(__file__).resolve().parents[1]
 SMALL = RECIPES["press-wolf-small"]
 
 
@@ -119,7 +122,8 @@ def test_figures_are_those_of_the_fact_sheet(shared: Path) -> None:
             assert figure == inan(names[arm], corpus)
     for size, real in (("medium", "medium + REAL (14M)"), ("large", "large + REAL (51M)")):
         figures = RECIPES[f"inan-{size}"].figures[PTB]
-        assert figures == {"base": inan(f"{size} VD-LSTM", PTB), "real": inan(real, PTB)}
+        assert figures["base"] == inan(f"{size} VD-LSTM", PTB)
+        assert figures["real"] == inan(real, PTB)
     untied, tied = map(float, rows["d = 200, 6 epochs"])
     figures = RECIPES["word-language-model"].figures[PTB]
     assert figures == {"untied": Figure(test=untied), "tied": Figure(test=tied)}
@@ -330,11 +334,22 @@ def test_evaluation_drops_what_is_no_whole_window(
 def test_variational_dropout_keeps_one_mask_a_window() -> None:
     recipe = tiny("inan-small", width=64)
     model = LSTMModel(recipe, recipe.arms["base"], 41)
-    ones = torch.ones(7, 3, 64)
-    seen = model._drop(ones, masks=True)
-    assert (seen == seen[0]).all()
-    assert len(seen[0].unique(dim=0)) == 3  # another for each stream
-    assert seen.unique().tolist() == pytest.approx([0.0, 1 / 0.7])
+    ids, weight = torch.randint(41, (7, 3)), model.layers[1].get_parameter("weight_hh_l0")
+
+    def run() -> torch.Tensor:
+        torch.manual_seed(3)
+        return model(model.embedding(ids), model.start(3))[0].view(7, 3, 64)
+
+    before = run()
+    hidden = before == 0
+    assert (hidden == hidden[0]).all()  # all steps of the window alike
+    assert len(hidden[0].unique(dim=0)) == 3  # another mask for each stream
+    assert hidden.float().mean() == pytest.approx(0.3, abs=0.1)
+    # the layer's own state goes through the same mask
+    with torch.no_grad():
+        weight[:, hidden[0, 0]] += 1.0
+    assert torch.equal(run()[:, 0], before[:, 0])
+    assert not torch.equal(run()[:, 1], before[:, 1])
     layer = nn.LSTM(64, 64)
     x, zero = torch.randn(7, 3, 64), torch.zeros(1, 3, 64)
     out, (h, c) = _steps(layer, x, (zero, zero), torch.ones(3, 64))
@@ -473,7 +488,12 @@ def test_a_stopped_job_ends_with_the_same_numbers(
         assert torch.equal(value, last[3][1][key])
 
 
-def test_a_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run(
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setitem(RECIPES, "press-wolf-small", tiny("press-wolf-small", epochs=3))
     told: list[str] = []
     out = tmp_path / "run"
@@ -534,6 +554,13 @@ def test_a_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert predict_next(out, "", arm="tied").prompt_tokens[0][1] == "<eos>"
     with pytest.raises(LMHeadError, match="Missing"):  # there is no <unk> in this text
         predict_next(out, "nonsense", arm="tied")
+
+    # the page on nearness: what training added starts at nothing
+    runpy.run_path(str(ROOT / "scripts" / "results_nearer.py"))["main"](str(out))
+    page = capsys.readouterr().out
+    assert "## tied+pr beside untied+pr" in page
+    assert page.count("(head less embedding: rotation ") == 4
+    assert "### All 41 words, what training added" in page
 
     # what is done is not done again; what has changed is refused
     again = resume(out, workers=0)

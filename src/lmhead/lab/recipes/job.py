@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from filelock import FileLock
-from safetensors.torch import save_file
 from torch import Tensor
 
 from lmhead.errors import LMHeadError
@@ -23,11 +20,12 @@ from lmhead.lab.heldout import write_losses
 from lmhead.lab.memory import LiveBytes
 from lmhead.lab.recipes.example import time_beside
 from lmhead.lab.recipes.lstm import LSTMModel
+from lmhead.lab.recipes.recipe import Recipe, RecipeArm
+from lmhead.lab.recipes.saved import save_arm
 from lmhead.lab.recipes.step import Rules, evaluate, predicted, side_by_side, train_step
-from lmhead.lab.recipes.table import Recipe, RecipeArm
-from lmhead.lab.recipes.texts import EOS, UNKNOWN, Words
+from lmhead.lab.recipes.texts import Words
 from lmhead.lab.watch import Watch
-from lmhead.runs import Row, RunFolder, fresh_folder, recover_folder, write_atomic
+from lmhead.runs import Row, RunFolder, fresh_folder, recover_folder
 
 CHECKPOINT_SECONDS = 120.0
 LOGS = 8  # rows of training loss an epoch
@@ -243,7 +241,7 @@ class Job:
         losses = self._losses("test").double().cpu().numpy()
         write_losses(self.run, self.arm.name, self.seed, losses)
         with fresh_folder(self.folder / "model") as folder:
-            self._save_model(folder)
+            save_arm(folder, self.recipe, self.arm, self.words.vocabulary, self.model.tensors())
         self.run.append(
             {
                 "event": "done",
@@ -319,47 +317,6 @@ class Job:
     def _put(self, tensors: Mapping[str, Tensor]) -> None:
         for name, value in self.model.tensors().items():
             value.copy_(tensors[name])
-
-    def _save_model(self, folder: Path) -> None:
-        """A checkpoint that `inspect`, `geometry` and `predict` read (`lmhead.recurrent`)."""
-        config = {
-            "model_type": "lmhead_lstm",
-            "architectures": ["LSTMForCausalLM"],
-            "recipe": self.recipe.name,
-            "arm": self.arm.name,
-            "vocab_size": len(self.words.vocabulary),
-            "hidden_size": self.recipe.width,
-            "num_hidden_layers": self.recipe.layers,
-            "biases": self.recipe.biases,
-            "projection": self.arm.projection,
-            "head_bias": self.arm.head_bias,
-            "tie_word_embeddings": self.arm.tied,
-        }
-        write_atomic(folder / "config.json", json.dumps(config, indent=2) + "\n")
-        write_atomic(folder / "tokenizer.json", json.dumps(_tokenizer(self.words)) + "\n")
-        marks = {"bos_token": EOS, "eos_token": EOS}
-        if UNKNOWN in self.words.vocabulary:
-            marks["unk_token"] = UNKNOWN
-        write_atomic(folder / "tokenizer_config.json", json.dumps(marks, indent=2) + "\n")
-        tensors = {name: t.cpu().contiguous() for name, t in self.model.tensors().items()}
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def _tokenizer(words: Words) -> dict[str, Any]:
-    """A tokenizer.json: words apart at spaces, a row of the tables each."""
-    model = {
-        "type": "WordLevel",
-        "vocab": {word: index for index, word in enumerate(words.vocabulary)},
-        "unk_token": UNKNOWN,
-    }
-    nothing = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
-    return {
-        "version": "1.0",
-        "added_tokens": [],
-        **nothing,
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "model": model,
-    }
 
 
 def _exp(nll: float) -> float:

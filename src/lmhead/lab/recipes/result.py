@@ -13,7 +13,8 @@ import numpy as np
 
 from lmhead.errors import SourceError, first_line
 from lmhead.lab.heldout import TokenLosses, cut
-from lmhead.lab.recipes.table import RECIPES, Figure, Recipe
+from lmhead.lab.recipes.recipe import Figure, Recipe
+from lmhead.lab.recipes.table import RECIPES
 from lmhead.lab.stats import Pair, paired
 from lmhead.runs import Row, RunFolder
 

@@ -21,10 +21,11 @@ import torch
 from lmhead.errors import LMHeadError, SourceError
 from lmhead.lab.recipes.job import Job, RecipeRun, Show, parent_alive
 from lmhead.lab.recipes.lstm import LSTMModel
+from lmhead.lab.recipes.recipe import Recipe
 from lmhead.lab.recipes.report import write_recipe_report
 from lmhead.lab.recipes.result import RecipeResult
 from lmhead.lab.recipes.step import predicted
-from lmhead.lab.recipes.table import RECIPES, Recipe
+from lmhead.lab.recipes.table import RECIPES
 from lmhead.lab.recipes.texts import Words, read_words
 from lmhead.quiet import quiet
 
