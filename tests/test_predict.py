@@ -460,6 +460,7 @@ def a_run(folders, tmp_path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
     sections = {name: {} for name in SECTIONS}
+    sections |= {"model": "llama", "tokenizer": "chars", "seeds": [0, 1], "saved_params": 0}
     sections["arms"] = {"tied": {}, "untied": {}, "tied-wide": {}}
     (folder / "config.toml").write_text(tomli_w.dumps({"schema_version": 1, **sections}))
     copy_with(folders["llama-tied"], folder / "tied")

@@ -32,6 +32,7 @@ from lmhead.lab.tokens import UNKNOWN, make_tokenizer, open_tokenizer
 from lmhead.lab.train import Training, train_job
 from lmhead.lab.tune import TUNE_SEED, Setting, Tuner, applied, parse_grid, settings_of, split
 from lmhead.lab.until_clear import add_seeds, check_until_clear
+from lmhead.run_schema import RESUMED, check
 from lmhead.runs import RunFolder, fresh_folder
 
 PACKAGES = ("lmhead", "torch", "transformers", "accelerate", "tokenizers", "numpy", "scipy")
@@ -244,7 +245,8 @@ def resume(path: str | Path, show: Show = _ignore) -> Comparison:
     began = time.monotonic()
     _prepare()
     run = RunFolder(path)
-    settings = run.config()
+    settings = run.config(whole=True)
+    check(settings, RESUMED, str(run.config_file))
     with run.locked():
         facts = settings["text"]
         text = load_corpus(facts["files"], facts.get("corpus"))

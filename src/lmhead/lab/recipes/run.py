@@ -28,6 +28,7 @@ from lmhead.lab.recipes.step import predicted
 from lmhead.lab.recipes.table import RECIPES
 from lmhead.lab.recipes.texts import Words, read_words
 from lmhead.quiet import quiet
+from lmhead.run_schema import RECIPE_RESUMED, check
 
 PACKAGES = ("lmhead", "torch", "numpy", "numba")
 
@@ -128,14 +129,18 @@ def resume(path: str | Path, show: Show = _ignore, workers: int | None = None) -
         SourceError: it is no run folder, or cannot be read.
     """
     run = RecipeRun(path)
-    settings = run.config()
+    settings = run.config(whole=True)
+    check(settings, RECIPE_RESUMED, str(run.config_file))
     recipe = recipe_of(settings)
+    odd = [arm for arm in settings["arms"] if arm not in recipe.arms]
+    if odd:
+        raise SourceError(f"{run.config_file}: {recipe.name} has no arm {odd[0]!r}")
     with run.locked():
         if settings["base"] != base(recipe):
             raise LMHeadError(
                 f"{run}: {recipe.name} is another set-up now than when the run began",
                 "carry it on with the version of lmhead that began it "
-                f"({settings['versions']['lmhead']}), or start a new run",
+                f"({settings['versions'].get('lmhead')}), or start a new run",
             )
         facts = dict(settings["text"])
         words = read_words(facts.pop("folder"))
@@ -148,8 +153,8 @@ def resume(path: str | Path, show: Show = _ignore, workers: int | None = None) -
         if device == "cuda" and not torch.cuda.is_available():
             raise LMHeadError(f"{run}: the run is on cuda, this machine has none")
         for name, then in settings["versions"].items():
-            if _versions()[name] != then:
-                show(f"{name} was {then} when the run began, is {_versions()[name]} now")
+            if _versions().get(name) != then:
+                show(f"{name} was {then} when the run began, is {_versions().get(name)} now")
         run.state.mkdir(exist_ok=True)
         return _work(run, settings, words, workers, show)
 
