@@ -146,6 +146,12 @@ def _check_folder(folder: Path) -> None:
             f"{folder}: an adapter, not a model: it has no config.json",
             "merge it into its base model first, then name the merged folder",
         )
+    if (folder / "scale.toml").is_file():
+        widths = sorted(folder.glob("width-*"), key=lambda path: (len(path.name), path.name))
+        raise SourceError(
+            f"{folder}: a run of `lmhead scale` holds a run for each width, not one model",
+            f"lmhead predict {widths[-1]} TEXT" if widths else f"lmhead scale --resume {folder}",
+        )
     raise SourceError(
         f"{folder}: no config.json, so this is not a model folder",
         f"lmhead predict {folder / inside[0]} TEXT" if inside else "name the folder that holds it",

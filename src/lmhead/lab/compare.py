@@ -32,6 +32,7 @@ from lmhead.lab.tokens import UNKNOWN, make_tokenizer, open_tokenizer
 from lmhead.lab.train import Training, train_job
 from lmhead.lab.tune import TUNE_SEED, Setting, Tuner, applied, parse_grid, settings_of, split
 from lmhead.lab.until_clear import add_seeds, check_until_clear
+from lmhead.prompt import dropped, listed
 from lmhead.run_schema import RESUMED, check
 from lmhead.runs import RunFolder, fresh_folder
 
@@ -230,6 +231,9 @@ def compare(
             f"{unknown:,} of {data.facts['valid_tokens']:,} validation tokens are {UNKNOWN} "
             "(not in the training side), in every arm alike"
         )
+    lost = dropped(tok, text.train + text.valid)
+    if lost:
+        show(f"dropped by the tokenizer, which has no token for it: {listed(lost)}")
     with run.locked():
         return _work(run, settings, data, tok, show, began)
 
