@@ -166,6 +166,12 @@ def _check_kind(where: str, config: Any) -> None:
     )
 
     kind, built_for = config.model_type, config.architectures or []
+    if not isinstance(built_for, list) or not all(isinstance(name, str) for name in built_for):
+        raise SourceError(
+            f"{where}: architectures in config.json is {short(repr(built_for))}, expected a list "
+            "of names",
+            "take the key out, or name the class of the model",
+        )
     hint = "name a causal (decoder) language model"
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise SourceError(f"{where}: transformers has no causal model of the type {kind!r}", hint)
