@@ -459,6 +459,7 @@ def a_run(folders, tmp_path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
     sections = {name: {} for name in SECTIONS}
+    sections |= {"model": "llama", "tokenizer": "chars", "seeds": [0, 1], "saved_params": 0}
     sections["arms"] = {"tied": {}, "untied": {}, "tied-wide": {}}
     (folder / "config.toml").write_text(tomli_w.dumps({"schema_version": 1, **sections}))
     copy_with(folders["llama-tied"], folder / "tied")
@@ -680,3 +681,10 @@ def test_smollm2_writes_paris(smollm2):
     assert "".join(t for _, t in chinese.prompt_tokens).startswith("<0xE4><0xBB>")
     assert any(t.kind == "bytes" for t in chinese.tokens)
     assert chinese.notes == ()
+
+
+@pytest.mark.parametrize("value", [True, 7, 0.5, [1], {"a": 1}, "LlamaForCausalLM"])
+def test_architectures_of_another_type_are_one_line(folders, tmp_path, value):
+    folder = copy_with(folders["llama"], tmp_path / "m", architectures=value)
+    with pytest.raises(SourceError, match="architectures in config.json is .*, expected a list"):
+        predict_next(folder, "abc")

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import tomllib
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -310,6 +311,24 @@ def test_hostile_words_stay_words(run, page):
     assert any(HOSTILE in alt for alt in page.charts)
 
 
+def test_paths_stand_by_their_names(tmp_path):
+    run = make_run(tmp_path / "r", everything=False)
+    config = tomllib.loads(run.config_file.read_text("utf-8"))
+    config |= {"model": "/home/me/models/big/config.json", "tokenizer": "bpe:100"}
+    config["text"] |= {
+        "files": ["/home/me/a.txt", "C:\\Users\\me\\b.txt"],
+        "folder": "/home/me/ptb",
+    }
+    run.config_file.write_text(tomli_w.dumps(config), "utf-8")
+    write_report(run)
+    page = Page(run.report_file.read_text("utf-8"))
+    setup = dict(page.tables["Set-up"])
+    assert setup["model"] == "config.json"
+    assert setup["tokenizer"] == "bpe:100"
+    assert setup["text.files"] == "a.txt, b.txt"
+    assert setup["text.folder"] == "ptb"
+
+
 def test_hostile_names_of_arms_are_refused(tmp_path):
     run = make_run(tmp_path / "r", everything=False)
     run.config_file.write_text(
@@ -477,6 +496,6 @@ def test_a_recipe_has_its_page_in_the_same_style(page, tmp_path):
 def test_templates_are_in_the_package():
     folder = Path(charts.__file__).parent
     names = {path.name.removesuffix(".html.jinja") for path in folder.glob("*.jinja")}
-    assert names == {"page", "report", "recipe", "scale", "translation"}
+    assert names == {"page", "report", "recipe", "scale", "translation", "why"}
     for name in names - {"page"}:
         assert "page.html.jinja" in (folder / f"{name}.html.jinja").read_text("utf-8")

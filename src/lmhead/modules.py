@@ -110,6 +110,7 @@ class Embed(nn.Module):
         Raises:
             LMHeadError: ids are not integers, or (on the CPU) lie outside 0 .. V - 1.
         """
+        reference.check_tensor("ids", ids)
         if ids.dtype not in (torch.int32, torch.int64):
             raise LMHeadError(f"ids must be int32 or int64, got {ids.dtype}")
         try:
@@ -174,6 +175,8 @@ class Head(nn.Module):
         super().__init__()
         self._table = ()
         self.init_std: float = _init_std(init_std, out_features, in_features)
+        if not isinstance(transform, HeadTransform):
+            raise LMHeadError(f"transform must be a HeadTransform, got {type(transform).__name__}")
         if transform.valid_rows is not None and transform.valid_rows > out_features:
             raise LMHeadError(f"valid_rows is {transform.valid_rows}, the head has {out_features}")
         self.transform = transform

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from lmhead.errors import LMHeadError, first_line
@@ -47,28 +48,53 @@ def read_prompt(tokenizer: Any, text: str, limit: int | None) -> tuple[list[int]
 
 def _lost(tokenizer: Any, text: str, spans: Any, ids: list[int]) -> list[str]:
     """Which pieces of the text the tokenizer reads as unknown, and which characters it drops."""
-    alone = {c: tokenizer(c, add_special_tokens=False)["input_ids"] for c in dict.fromkeys(text)}
-    unk, notes = tokenizer.unk_token_id, []
+    mark = _unknown(tokenizer)
+    unk, notes = None if mark is None else tokenizer.convert_tokens_to_ids(mark), []
+    alone = _alone(tokenizer, text)
     if unk is None or unk not in ids:
         unknown = []
     elif spans is None:
         unknown = [c for c, read in alone.items() if unk in read]
     else:
         unknown = [text[a:b] for i, (a, b) in zip(ids, spans, strict=True) if i == unk]
-    unknown = [piece for piece in unknown if piece and piece != tokenizer.unk_token]
+    unknown = [piece for piece in unknown if piece and piece != mark]
     if unknown:
-        notes.append(f"unknown to the tokenizer, read as {tokenizer.unk_token}: {_list(unknown)}")
-    dropped = [
+        notes.append(f"unknown to the tokenizer, read as {mark}: {listed(unknown)}")
+    lost = _dropped(tokenizer, alone)
+    if lost:
+        notes.append(f"dropped by the tokenizer, which has no token for it: {listed(lost)}")
+    return notes
+
+
+def dropped(tokenizer: Any, text: str) -> list[str]:
+    """The characters of a text that a tokenizer writes nothing for, each once."""
+    return _dropped(tokenizer, _alone(tokenizer, text))
+
+
+def _dropped(tokenizer: Any, alone: Mapping[str, list[int]]) -> list[str]:
+    return [
         c
         for c, read in alone.items()
         if not c.isspace() and (not read or ("\ufffd" in tokenizer.decode(read) and c != "\ufffd"))
     ]
-    if dropped:
-        notes.append(f"dropped by the tokenizer, which has no token for it: {_list(dropped)}")
-    return notes
 
 
-def _list(pieces: list[str], most: int = 12) -> str:
+def _alone(tokenizer: Any, text: str) -> dict[str, list[int]]:
+    """What a tokenizer reads in each character by itself; nothing is known of one that fails on
+    what it has no word for."""
+    mark = _unknown(tokenizer)
+    if mark is not None and tokenizer.convert_tokens_to_ids(mark) is None:
+        return {}
+    return {c: tokenizer(c, add_special_tokens=False)["input_ids"] for c in dict.fromkeys(text)}
+
+
+def _unknown(tokenizer: Any) -> str | None:
+    """The token that stands for what has none; the backend may have one that is not declared."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return tokenizer.unk_token or getattr(getattr(backend, "model", None), "unk_token", None)
+
+
+def listed(pieces: list[str], most: int = 12) -> str:
     unique = list(dict.fromkeys(pieces))
     shown = " ".join(repr(piece) for piece in unique[:most])
     return shown if len(unique) <= most else f"{shown} and {len(unique) - most} more"

@@ -32,6 +32,8 @@ from lmhead.lab.tokens import UNKNOWN, make_tokenizer, open_tokenizer
 from lmhead.lab.train import Training, train_job
 from lmhead.lab.tune import TUNE_SEED, Setting, Tuner, applied, parse_grid, settings_of, split
 from lmhead.lab.until_clear import add_seeds, check_until_clear
+from lmhead.prompt import dropped, listed
+from lmhead.run_schema import RESUMED, check
 from lmhead.runs import RunFolder, fresh_folder
 
 PACKAGES = ("lmhead", "torch", "transformers", "accelerate", "tokenizers", "numpy", "scipy")
@@ -229,6 +231,9 @@ def compare(
             f"{unknown:,} of {data.facts['valid_tokens']:,} validation tokens are {UNKNOWN} "
             "(not in the training side), in every arm alike"
         )
+    lost = dropped(tok, text.train + text.valid)
+    if lost:
+        show(f"dropped by the tokenizer, which has no token for it: {listed(lost)}")
     with run.locked():
         return _work(run, settings, data, tok, show, began)
 
@@ -244,7 +249,8 @@ def resume(path: str | Path, show: Show = _ignore) -> Comparison:
     began = time.monotonic()
     _prepare()
     run = RunFolder(path)
-    settings = run.config()
+    settings = run.config(whole=True)
+    check(settings, RESUMED, str(run.config_file))
     with run.locked():
         facts = settings["text"]
         text = load_corpus(facts["files"], facts.get("corpus"))

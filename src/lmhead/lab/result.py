@@ -112,7 +112,7 @@ def summarise(run: str | Path | RunFolder) -> Comparison:
         SourceError: no run folder, or its files are broken.
     """
     folder = run if isinstance(run, RunFolder) else RunFolder(run)
-    config, rows = folder.config(), folder.rows()
+    config, rows = folder.config(whole=True), folder.rows(whole=True)
     done = [row for row in rows if row["event"] == "done"]
     arms = {name: _arm(name, config, done) for name in config["arms"]}
     looks = read_looks(config, rows)

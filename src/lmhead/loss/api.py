@@ -18,7 +18,7 @@ from lmhead.loss.functions import Job
 from lmhead.loss.options import PLAIN, Options
 from lmhead.loss.policy import Plan, make_plan
 from lmhead.loss.sparse import Rounding, SparseReport
-from lmhead.reference import Parts, check_integer, wide
+from lmhead.reference import Parts, check_integer, check_tensor, wide
 from lmhead.transform import HeadTransform
 
 
@@ -103,6 +103,8 @@ def linear_cross_entropy(
     """
     checks.check_table(input, weight, bias, transform)
     checks.check_reduction(reduction)
+    if not isinstance(shift, bool):
+        raise LMHeadError(f"shift must be True or False, got {type(shift).__name__}")
     checks.check_targets(input, target, ignore_index)
     if sample_weight is not None:
         checks.check_sample_weight(sample_weight, target)
@@ -180,6 +182,7 @@ def linear_logprobs(
         LMHeadError: shapes, dtypes or devices disagree, or an id is no row or a padded row.
     """
     checks.check_table(input, weight, bias, transform)
+    check_tensor("ids", ids)
     lead = input.shape[:-1]
     single = ids.shape == lead
     if not single and ids.shape[:-1] != lead:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lmhead.errors import LMHeadError
 from lmhead.loss.threshold import check_error
-from lmhead.reference import check_hidden, check_ids, check_integer
+from lmhead.reference import check_hidden, check_ids, check_integer, check_tensor
 from lmhead.transform import HeadTransform
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -18,10 +18,8 @@ def check_table(
 ) -> None:
     """Raise where table, bias, hidden states and transform do not fit each other."""
     for name, given in (("hidden states", hidden), ("the table", weight), ("the bias", bias)):
-        if not isinstance(given, Tensor) and not (given is None and name == "the bias"):
-            raise LMHeadError(f"{name} must be a tensor, got {type(given).__name__}")
-        if given is not None and given.layout != torch.strided:
-            raise LMHeadError(f"{name} must be a dense tensor, got layout {given.layout}")
+        if given is not None or name != "the bias":
+            check_tensor(name, given)
     if not isinstance(transform, HeadTransform):
         raise LMHeadError(f"transform must be a HeadTransform, got {type(transform).__name__}")
     if weight.ndim != 2 or not weight.is_floating_point():
@@ -54,8 +52,7 @@ def check_table(
 
 
 def check_targets(hidden: Tensor, target: Tensor, ignore_index: int) -> None:
-    if not isinstance(target, Tensor):
-        raise LMHeadError(f"targets must be a tensor, got {type(target).__name__}")
+    check_tensor("targets", target)
     number = isinstance(ignore_index, int) and not isinstance(ignore_index, bool)
     if not number or not -(1 << 63) <= ignore_index < 1 << 63:
         raise LMHeadError(f"ignore_index must be an integer of 64 bits, got {ignore_index!r}")
@@ -76,6 +73,7 @@ def check_rows(name: str, ids: Tensor, weight: Tensor, transform: HeadTransform)
 
 
 def check_sample_weight(sample_weight: Tensor, target: Tensor) -> None:
+    check_tensor("sample weights", sample_weight)
     if sample_weight.device != target.device:
         raise LMHeadError(
             f"targets are on {target.device}, sample weights on {sample_weight.device}"
@@ -88,7 +86,7 @@ def check_sample_weight(sample_weight: Tensor, target: Tensor) -> None:
 
 
 def check_reduction(reduction: str) -> None:
-    if reduction not in ("mean", "sum", "none"):
+    if not isinstance(reduction, str) or reduction not in ("mean", "sum", "none"):
         raise LMHeadError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
 
 
@@ -117,7 +115,7 @@ def check_gradient(
     gradient: str, error: str | float, generator: object, reduction: str, memory: str
 ) -> None:
     """Raise unless the gradient asked for can be computed with the other options."""
-    if gradient not in ("exact", "sparse"):
+    if not isinstance(gradient, str) or gradient not in ("exact", "sparse"):
         raise LMHeadError(f'gradient must be "exact" or "sparse", got {gradient!r}')
     check_error(error)
     seed = isinstance(generator, int) and not isinstance(generator, bool) and generator >= 0

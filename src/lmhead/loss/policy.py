@@ -46,10 +46,10 @@ def make_plan(
     Raises:
         LMHeadError: a name is unknown, or the backend asked for cannot run here.
     """
-    if backend not in BACKENDS:
+    if not isinstance(backend, str) or backend not in BACKENDS:
         names = ", ".join(f'"{name}"' for name in BACKENDS)
         raise LMHeadError(f"backend must be one of {names}, got {backend!r}")
-    if memory not in ("normal", "low"):
+    if not isinstance(memory, str) or memory not in ("normal", "low"):
         raise LMHeadError(f'memory must be "normal" or "low", got {memory!r}')
     forced = _plain_only(hidden, weight)
     if forced and backend not in ("auto", "reference"):
