@@ -49,7 +49,7 @@ class World:
     def __init__(self, size: int, timeout: float = 60.0) -> None:
         self.size, self.timeout = size, timeout
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch", "torch.distributed.tensor"])
+        self._context.set_forkserver_preload(["torch._dynamo", "torch.distributed.tensor"])
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []

@@ -92,7 +92,7 @@ def agree(group: dist.ProcessGroup, device: torch.device, found: Facts | LMHeadE
 def checksum(x: Tensor) -> int:
     """Of a tensor's bits and their places, modulo 2^64; 0 for no numbers."""
     bits = x.detach().contiguous().view(_BITS[x.element_size()]).reshape(-1).to(torch.int64)
-    places = torch.arange(1, 2 * len(bits), 2, device=x.device)  # odd: each bit counts
+    places = 2 * torch.arange(len(bits), device=x.device) + 1  # odd: each bit counts
     return int((bits * places).sum())
 
 
