@@ -36,7 +36,8 @@ class Facts:
     """What a rank was given. All but `held` and `first_row` must be the same on every rank.
 
     Args:
-        settings: in words, all that is not below: dtypes, options, what needs a gradient.
+        settings: in words, all that is not below (dtypes, options, what needs a gradient), with
+            "; " between them.
         held: rows of the table on this rank.
         rows: rows of the whole table, or 0 where nobody has said.
         width: d.
@@ -121,6 +122,8 @@ def _compare(known: dict[str, list[int]], settings: str, group: dist.ProcessGrou
             continue
         if name == "settings":
             values = _objects(settings, group)
+            pairs = zip(values[0].split("; "), values[other].split("; "), strict=False)
+            values[0], values[other] = next((a, b) for a, b in pairs if a != b)
         elif name in ("ids", "hidden"):
             values = [value % (1 << 64) for value in values]
         raise LMHeadError(

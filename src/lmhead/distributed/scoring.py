@@ -53,7 +53,7 @@ def embedding(
     ids = part.whole(ids)
     shard = part.agreed(
         lambda: check_integer("ids", ids),
-        *(part.weight.new_empty(0), ids, f"ids {list(ids.shape)}, table {part.weight.dtype}"),
+        *(part.weight.new_empty(0), ids, f"ids {list(ids.shape)}; table {part.weight.dtype}"),
     )
     check_ids("ids", ids, shard.rows, shard.rows)
     read: Tensor = _Rows.apply(part.weight, ids.reshape(-1).long(), shard, padding_idx)  # type: ignore[no-untyped-call]
@@ -205,8 +205,8 @@ def _agreed(
     shard = part.agreed(
         lambda: checks.check_table(hidden, part.weight, part.bias, transform, part=True),
         *(hidden, no_ids if ids is None else ids),
-        f"{what}, {transform}, hidden states {list(hidden.shape)} {hidden.dtype}, their gradient "
-        f"{'' if wanted else 'not '}wanted, table {part.weight.dtype}",
+        f"{what}; {transform}; hidden states {list(hidden.shape)} {hidden.dtype}; hidden states "
+        f"that {'need a' if wanted else 'need no'} gradient; table {part.weight.dtype}",
         partial=split,
     )
     checks.check_valid_rows(transform, shard.rows)

@@ -63,8 +63,8 @@ def cross_entropy(
         _plan(input, part, backend, memory)
 
     settings = (
-        f"{transform}, ignore_index={ignore_index}, reduction={reduction}, z_loss={z_loss}, "
-        f"label_smoothing={label_smoothing}, shift={shift}, "
+        f"{transform}; ignore_index={ignore_index}; reduction={reduction}; z_loss={z_loss}; "
+        f"label_smoothing={label_smoothing}; shift={shift}; "
     )
     shard = part.agreed(
         check, input, target, settings + _given(input, part, sample_weight), partial=split
@@ -128,7 +128,7 @@ def logprobs(
         checks.check_wanted(input, ids)
         _plan(input, part, backend, memory)
 
-    settings = f"{transform}, entropy={entropy}, "
+    settings = f"{transform}; entropy={entropy}; "
     shard = part.agreed(check, input, ids, settings + _given(input, part, None), partial=split)
     checks.check_valid_rows(transform, shard.rows)
     checks.check_rows("ids", ids, shard.rows, transform)
@@ -164,7 +164,7 @@ def _given(input: Tensor, part: Part, sample_weight: Tensor | None) -> str:
     bias = None if part.bias is None else part.bias.dtype
     weighted = None if sample_weight is None else sample_weight.dtype
     return (
-        f"hidden states {list(input.shape)} {input.dtype}, their gradient "
-        f"{'' if wanted else 'not '}wanted, table {part.weight.dtype}, bias {bias}, "
+        f"hidden states {list(input.shape)} {input.dtype}; hidden states that "
+        f"{'need a' if wanted else 'need no'} gradient; table {part.weight.dtype}; bias {bias}; "
         f"sample_weight {weighted}"
     )

@@ -241,11 +241,15 @@ def explain_backend(
 ) -> Plan:
     """Which backend `linear_cross_entropy` takes for these tensors, in what pieces, and why.
 
+    Of a DTensor table it says so for this rank's rows.
+
     Args: as in `linear_cross_entropy`.
 
     Raises:
         LMHeadError: the tensors do not fit, or the backend asked for cannot run here.
     """
+    if is_sharded(weight):
+        weight = weight.to_local()  # type: ignore[attr-defined]
     checks.check_table(input, weight, None, PLAIN)
     hidden, weight = checks.in_autocast(input.reshape(-1, input.shape[-1]), weight)
     return make_plan(hidden, weight, backend=backend, memory=memory)

@@ -207,6 +207,7 @@ def gradients_by_slabs(
     product = table.new_empty(plan.tokens * min(plan.rows, len(table)))
     grad_bias = buffers.scored_bias()
     total = wide(problem.hidden.new_zeros(len(problem), table.shape[1])) if wants.hidden else None
+    parted = problem.shard is not None
     for start in range(0, len(table), plan.rows):
         slab = slice(start, min(start + plan.rows, len(table)))
         for first in range(0, len(problem), plan.tokens):
@@ -220,7 +221,7 @@ def gradients_by_slabs(
                 None if grad_bias is None else grad_bias[slab],
             )
             if total is not None:
-                total[part] += products.hidden_gradient(block, table[slab])
+                total[part] += products.hidden_gradient(block, table[slab], parted)
             if buffers.weight is not None:
                 products.add_table_gradient(block, hidden, buffers.weight[slab], first=first == 0)
     if total is not None:
