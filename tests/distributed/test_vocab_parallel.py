@@ -6,7 +6,9 @@ One call of a worker function checks many cases: what costs is the way to the wo
 import copy
 import random
 import re
+import runpy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -696,6 +698,19 @@ def test_hidden_states_that_differ_are_seen_where_they_are_checked(two):
     assert "rank 0 was given hidden states of checksum" in said[0]
 
 
+def run_example():
+    path = Path(__file__).resolve().parents[2] / "examples" / "vocab_parallel.py"
+    return runpy.run_path(str(path))["train"]()
+
+
+def test_the_example_trains_alike_in_two_and_three_processes(worlds):
+    losses = [torch.tensor(worlds[size].run(run_example)) for size in (2, 3)]
+    for said in losses:
+        assert (said == said[0]).all()
+    assert losses[0][0, 0] > 8 > 0.1 > losses[0][0, -1]
+    torch.testing.assert_close(losses[0][0], losses[1][0], rtol=1e-4, atol=1e-4)
+
+
 def compiled_loss():
     head = Head(7, 3, dtype=F64)
     shard_ends(None, head, dist.group.WORLD)
@@ -706,6 +721,7 @@ def compiled_loss():
     return hidden.grad
 
 
+@pytest.mark.slow
 def test_torch_compile_leaves_it_as_it_is(two):
     first, second = two.run(compiled_loss)
     assert first.any()
