@@ -46,10 +46,8 @@ def train() -> list[float]:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    rows = model.embed.weight.to_local().shape[0]  # type: ignore[operator]
-    print(
-        f"rank {dist.get_rank()}: {rows} of {ROWS} rows, loss {losses[0]:.4f} to {losses[-1]:.4f}"
-    )
+    rows, rank = len(model.embed.weight.to_local()), dist.get_rank()  # type: ignore[operator]
+    print(f"rank {rank}: {rows} of {ROWS} rows, loss {losses[0]:.4f} to {losses[-1]:.4f}")
     best = model.head.topk(model(ids[:1, :1]), 3)  # the same on every rank
     if rank == 0:
         print(f"after {ids[0, 0]} comes {ids[0, 1]}; the model says {best.ids.flatten().tolist()}")
