@@ -12,8 +12,8 @@ _HOME = {
     "TiedEnds": "distributed.pipeline",
     "check_ties": "distributed.ties",
     "consolidate": "checkpoint.consolidate",
-    "load": "distributed.save",
-    "save": "distributed.save",
+    "load": "distributed.checkpoints",
+    "save": "distributed.checkpoints",
     "sync_tied_ends": "distributed.pipeline",
 }
 
