@@ -129,7 +129,13 @@ def _refuse_two(pair: _Pair) -> None:
             "give both to one call, fully_shard([embed, head]), or neither: the call for the whole "
             "model then takes both",
         )
-    assert_tied(model.get_submodule(pair.reader), model.get_submodule(pair.writer))
+    if all(isinstance(weight, DTensor) for weight in pair.weights):
+        raise LMHeadError(
+            f"{one} and {two} are two tensors: each module was distributed by itself",
+            "lmhead.tie(embed, head) makes them one Parameter; make the optimizer afterwards",
+        )
+    ends = (model.get_submodule(name) for name in (pair.reader, pair.writer))
+    assert_tied(*ends, names=pair.names)
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, pair: _Pair) -> None:
