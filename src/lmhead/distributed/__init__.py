@@ -1,23 +1,51 @@
-"""The two ends across processes: tied tables that stay tied, sharded, in stages, and on disk.
+"""The two ends over several processes: tables whose rows are spread over a process group, and tied
+tables that stay one table wherever they are.
 
-Importing it needs no process group; the names below are imported on first use.
+Nothing here starts torch.distributed; the names below are imported on first use.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lmhead.distributed.checkpoints import load, save
+    from lmhead.distributed.pipeline import TiedEnds, sync_tied_ends
+    from lmhead.distributed.rows import RowPartition
+    from lmhead.distributed.scoring import embedding, explain, logits, topk
+    from lmhead.distributed.sharding import shard_ends
+    from lmhead.distributed.ties import check_ties
 
 _HOME = {
+    "RowPartition": "distributed.rows",
     "TiedEnds": "distributed.pipeline",
     "check_ties": "distributed.ties",
     "consolidate": "checkpoint.consolidate",
+    "embedding": "distributed.scoring",
+    "explain": "distributed.scoring",
     "load": "distributed.checkpoints",
+    "logits": "distributed.scoring",
     "save": "distributed.checkpoints",
+    "shard_ends": "distributed.sharding",
     "sync_tied_ends": "distributed.pipeline",
+    "topk": "distributed.scoring",
 }
 
-__all__ = ["TiedEnds", "check_ties", "consolidate", "load", "save", "sync_tied_ends"]
+__all__ = [
+    "RowPartition",
+    "TiedEnds",
+    "check_ties",
+    "consolidate",  # noqa: F822  (of a layer above; found by name alone)
+    "embedding",
+    "explain",
+    "load",
+    "logits",
+    "save",
+    "shard_ends",
+    "sync_tied_ends",
+    "topk",
+]
 
 
 def __getattr__(name: str) -> Any:

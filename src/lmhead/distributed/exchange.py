@@ -1,4 +1,4 @@
-"""Tensors between the ranks that hold copies of one table, and what to compare copies by."""
+"""Tensors between the ranks that hold copies of one table."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_BLOCK = 1 << 22  # numbers that a checksum looks at at once
 
 
 @dataclass(frozen=True)
@@ -75,26 +72,3 @@ def like(x: Tensor, numbers: Tensor) -> Tensor:
         shape=x.shape,
         stride=x.stride(),
     )
-
-
-def bits(x: Tensor) -> Tensor:
-    """The bits of floating point numbers as integers of their size."""
-    return x.contiguous().view(_BITS[x.element_size()])
-
-
-def checksum(x: Tensor) -> Tensor:
-    """A sum of all bits, each weighted by its place, int64: changes and exchanges show.
-
-    Args:
-        x: floating point, [rows, width].
-    """
-    total = torch.zeros((), dtype=torch.int64, device=x.device)
-    if not x.numel():
-        return total
-    odd = 2 * torch.arange(x.shape[1], device=x.device) + 1
-    at = 1
-    for block in bits(x).split(max(1, _BLOCK // x.shape[1])):
-        weights = 2 * torch.arange(at, at + len(block), device=x.device) + 1
-        total += ((block.long() * odd).sum(1) * weights).sum()
-        at += len(block)
-    return total

@@ -23,7 +23,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from lmhead.distributed.exchange import Holders, bits, checksum, like, local
+from lmhead.distributed.agreement import bits, checksum, gather, objects
+from lmhead.distributed.exchange import Holders, like, local
 from lmhead.errors import LMHeadError
 
 _NONE, _DENSE, _SPARSE = range(3)  # kinds of gradients
@@ -215,10 +216,7 @@ class TiedEnds:
         norms = [_norm(grad, norm_type) for grad in gradients if grad is not None]
         norms = norms or [torch.zeros((), dtype=torch.float64, device=device)]
         stage = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-        group = self._holders.group
-        stages = [torch.empty_like(stage) for _ in range(group.size())]
-        dist.all_gather(stages, stage, group)
-        total = torch.linalg.vector_norm(torch.stack(stages), norm_type)
+        total = torch.linalg.vector_norm(gather(stage, self._holders.group), norm_type)
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
         return total
 
@@ -232,7 +230,7 @@ class TiedEnds:
         if not self._handles:
             return
         mine = local(self._weight)
-        sums = self._say(self.step, int(checksum(mine)))[:, 1].tolist()
+        sums = self._say(checksum(mine))[:, 0].tolist()
         other = next((i for i, total in enumerate(sums) if total != sums[0]), None)
         if other is None:
             return
@@ -325,14 +323,12 @@ def _describe(embed: nn.Module | None, head: nn.Module | None) -> _Copy | LMHead
 
 def _gather(group: dist.ProcessGroup, mine: _Copy | LMHeadError) -> list[_Copy]:
     """What every rank says; one rank's error is all ranks'."""
-    said: list[Any] = [None] * group.size()
-    error = isinstance(mine, LMHeadError)
     plain = (mine.message, mine.hint) if isinstance(mine, LMHeadError) else mine
-    dist.all_gather_object(said, (error, plain), group)
-    for bad, value in said:
-        if bad:
-            raise LMHeadError(*value)
-    return [value for _, value in said]
+    said = objects(plain, group)
+    wrong = next((value for value in said if isinstance(value, tuple)), None)
+    if wrong is not None:
+        raise LMHeadError(*wrong)
+    return said
 
 
 def _check_alike(holders: list[_Copy]) -> None:

@@ -77,23 +77,6 @@ def check_ties(model: nn.Module, optimizer: torch.optim.Optimizer | None = None)
             _check_optimizer(optimizer, pair)
 
 
-def sharded_by_fsdp(weight: Tensor) -> bool:
-    """Whether a tensor is the shard that `fully_shard` keeps between two uses of a parameter.
-
-    Each data-parallel rank has hidden states of its own, so this is no vocabulary-parallel table,
-    although both are DTensors with Shard(0).
-    """
-    from torch.distributed._composable_state import _module_state_mapping
-
-    if not isinstance(weight, DTensor):
-        return False
-    return any(
-        isinstance(module, FSDPModule) and weight is parameter.sharded_param
-        for module in list(_module_state_mapping)
-        for parameter in _parameters(module)
-    )
-
-
 def _pairs(model: nn.Module) -> Iterator[_Pair]:
     """The ends that are to be one table.
 

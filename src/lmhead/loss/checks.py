@@ -14,9 +14,16 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_table(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, transform: HeadTransform
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    transform: HeadTransform,
+    part: bool = False,
 ) -> None:
-    """Raise where table, bias, hidden states and transform do not fit each other."""
+    """Raise where table, bias, hidden states and transform do not fit each other.
+
+    A `part` of a table may be empty, and says nothing of how many rows there are.
+    """
     for name, given in (("hidden states", hidden), ("the table", weight), ("the bias", bias)):
         if not isinstance(given, Tensor) and not (given is None and name == "the bias"):
             raise LMHeadError(f"{name} must be a tensor, got {type(given).__name__}")
@@ -29,7 +36,7 @@ def check_table(
             f"the table must be floating point of shape [V, d], got {weight.dtype} of shape "
             f"{tuple(weight.shape)}"
         )
-    if not weight.numel():
+    if not weight.numel() and not part:
         raise LMHeadError(f"the table is empty: its shape is {tuple(weight.shape)}")
     check_hidden(hidden, weight)
     for name, given in (("hidden states", hidden), ("the table", weight)):
@@ -46,11 +53,29 @@ def check_table(
             f"a table of shape {tuple(weight.shape)} needs a floating-point bias of shape "
             f"{tuple(weight.shape[:1])}, got {bias.dtype} of shape {tuple(bias.shape)}"
         )
-    if transform.valid_rows is not None and transform.valid_rows > len(weight):
-        raise LMHeadError(f"valid_rows is {transform.valid_rows}, the head has {len(weight)}")
+    if not part:
+        check_valid_rows(transform, len(weight))
     for name, other in (("the table", weight), ("the bias", bias)):
         if other is not None and other.device != hidden.device:
             raise LMHeadError(f"hidden states are on {hidden.device}, {name} on {other.device}")
+
+
+def check_valid_rows(transform: HeadTransform, rows: int) -> None:
+    if transform.valid_rows is not None and transform.valid_rows > rows:
+        raise LMHeadError(f"valid_rows is {transform.valid_rows}, the head has {rows}")
+
+
+def check_wanted(hidden: Tensor, ids: Tensor) -> int:
+    """How many tokens are wanted of each hidden state: ids are [...] (one) or [..., k]."""
+    lead = hidden.shape[:-1]
+    single = ids.shape == lead
+    if not single and ids.shape[:-1] != lead:
+        raise LMHeadError(
+            f"hidden states of shape {tuple(hidden.shape)} need ids of shape {tuple(lead)} or "
+            f"{[*lead, 'k']}, got {tuple(ids.shape)}"
+        )
+    check_integer("ids", ids)
+    return 1 if single else ids.shape[-1]
 
 
 def check_targets(hidden: Tensor, target: Tensor, ignore_index: int) -> None:
@@ -69,10 +94,9 @@ def check_targets(hidden: Tensor, target: Tensor, ignore_index: int) -> None:
     check_integer("targets", target)
 
 
-def check_rows(name: str, ids: Tensor, weight: Tensor, transform: HeadTransform) -> None:
+def check_rows(name: str, ids: Tensor, rows: int, transform: HeadTransform) -> None:
     """Raise for an id that is no row, or a padded row; under torch.compile nothing is read."""
-    rows = len(weight) if transform.valid_rows is None else transform.valid_rows
-    check_ids(name, ids, rows, len(weight))
+    check_ids(name, ids, rows if transform.valid_rows is None else transform.valid_rows, rows)
 
 
 def check_sample_weight(sample_weight: Tensor, target: Tensor) -> None:

@@ -70,7 +70,7 @@ def slabs(plan: Plan, tokens: int, weight: Tensor) -> Plan:
     backend = "torch" if plan.backend == "triton" else plan.backend
     count = max(1, -(-tokens // 2048))
     share = -(-tokens // count)
-    rows = min(len(weight), max(256, plan.tokens * plan.rows // max(1, share)))
+    rows = min(max(1, len(weight)), max(256, plan.tokens * plan.rows // max(1, share)))
     size = share * rows * weight.element_size()
     return Plan(backend, max(1, share), rows, size, plan.reason)
 
