@@ -47,9 +47,9 @@ def consolidate(
     Raises:
         LMHeadError, SourceError: as `plan_consolidate` and `Plan.apply`.
     """
-    return plan_consolidate(folder, config=config, tokenizer=tokenizer, shard_size=shard_size).apply(
-        out
-    )
+    return plan_consolidate(
+        folder, config=config, tokenizer=tokenizer, shard_size=shard_size
+    ).apply(out)
 
 
 def plan_consolidate(

@@ -116,7 +116,7 @@ class Sharded:
             first, last = max(start, offsets[0]), min(stop, offsets[0] + sizes[0])
             if first >= last or 0 in sizes:
                 continue
-            place = (slice(first - start, last - start),)
+            place: tuple[slice, ...] = (slice(first - start, last - start),)
             place += tuple(slice(at, at + n) for at, n in zip(offsets[1:], sizes[1:], strict=True))
             out[place] = _view(entry, sizes, item)[first - offsets[0] : last - offsets[0]]
         return out.reshape(-1)

@@ -167,7 +167,8 @@ def _read_zip(path: Path, file: Any, size: int) -> tuple[Any, Places]:
         if n > most or at + n > size:
             raise SourceError(f"{path}: {short(name)} would have {n:,} bytes")
         file.seek(at)
-        return file.read(n)
+        data: bytes = file.read(n)
+        return data
 
     order = prefix + "byteorder"
     if order in infos and content(order, 64).strip() != b"little":

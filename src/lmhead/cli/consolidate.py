@@ -12,7 +12,7 @@ from lmhead.cli.repairs import run
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
-class Size(click.ParamType):
+class Size(click.ParamType[int]):
     """A number of bytes: 5GB, 500MiB, 1000."""
 
     name = "size"

@@ -36,7 +36,7 @@ __all__ = [
     "RowPartition",
     "TiedEnds",
     "check_ties",
-    "consolidate",  # noqa: F822  (of a layer above; found by name alone)
+    "consolidate",
     "embedding",
     "explain",
     "load",

@@ -99,7 +99,7 @@ def bits(x: Tensor) -> Tensor:
 def checksum(x: Tensor) -> int:
     """Of a tensor's bits and their places, modulo 2^64; 0 for no numbers."""
     total, at = torch.zeros((), dtype=torch.int64, device=x.device), 0
-    for block in bits(x).reshape(-1).split(_BLOCK):
+    for block in torch.split(bits(x).reshape(-1), _BLOCK):
         places = 2 * torch.arange(at, at + len(block), device=x.device) + 1  # odd: each bit counts
         total += (block.to(torch.int64) * places).sum()
         at += len(block)

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -55,10 +56,10 @@ def save(
     if optimizer is not None:
         state[_OPTIMIZER] = get_optimizer_state_dict(model, optimizer)
     if background:
-        future = dcp.async_save(state, checkpoint_id=folder, process_group=group)
+        future = state_dict_saver.async_save(state, checkpoint_id=folder, process_group=group)
         assert isinstance(future, Future)
         return future
-    dcp.save(state, checkpoint_id=folder, process_group=group)
+    state_dict_saver.save(state, checkpoint_id=folder, process_group=group)
     return None
 
 
@@ -132,7 +133,7 @@ def _is_meta(value: Any) -> bool:
 def _stored(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """What a checkpoint holds of a model: name -> DCP's description."""
     try:
-        metadata = dcp.FileSystemReader(folder).read_metadata()
+        metadata = FileSystemReader(folder).read_metadata()
     except OSError as error:
         raise SourceError(
             f"{os.fspath(folder)}: no torch.distributed checkpoint: {error.strerror or error}",
@@ -170,4 +171,4 @@ def _check_equal(folder: Any, names: list[str], table: Tensor, group: Any) -> No
 
 
 def _read(state: _State, folder: Any, group: Any) -> None:
-    dcp.load(state, checkpoint_id=folder, process_group=group)
+    state_dict_loader.load(state, checkpoint_id=folder, process_group=group)

@@ -57,7 +57,7 @@ class Holders:
 
 def local(x: Tensor) -> Tensor:
     """This rank's numbers: a DTensor's shard, or the tensor itself; one storage with x."""
-    return x.detach().to_local() if isinstance(x, DTensor) else x.detach()
+    return x.to_local().detach() if isinstance(x, DTensor) else x.detach()
 
 
 def like(x: Tensor, numbers: Tensor) -> Tensor:

@@ -116,21 +116,24 @@ class TiedEnds:
     ) -> None:
         self.step = 0
         self.checked = checked
-        self._module, self._holders, self._roles, self._source = module, holders, roles, source
+        self._module = None if module is None else weakref.ref(module)
+        self._holders, self._roles, self._source = holders, roles, source
         self._summed: tuple[int, weakref.ref[Tensor] | None] = (-1, None)
         self._handles: list[Any] = []
         if module is not None and len(roles) > 1:
             self._handles = [
                 register_optimizer_step_pre_hook(self._before_step),
                 register_optimizer_step_post_hook(self._after_step),
-                self._weight.register_post_accumulate_grad_hook(self._after_backward),
+                self._weight.register_post_accumulate_grad_hook(self._after_backward),  # type: ignore[no-untyped-call]
             ]
+            weakref.finalize(module, self.remove).atexit = False
             self.broadcast()
 
     @property
     def _weight(self) -> nn.Parameter:
-        assert self._module is not None
-        weight = self._module.weight
+        module = self._module and self._module()
+        assert module is not None
+        weight = module.weight
         assert isinstance(weight, nn.Parameter)
         return weight
 
@@ -216,7 +219,7 @@ class TiedEnds:
         norms = [_norm(grad, norm_type) for grad in gradients if grad is not None]
         norms = norms or [torch.zeros((), dtype=torch.float64, device=device)]
         stage = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-        total = torch.linalg.vector_norm(gather(stage, self._holders.group), norm_type)
+        total: Tensor = torch.linalg.vector_norm(gather(stage, self._holders.group), norm_type)
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
         return total
 
@@ -291,33 +294,34 @@ class TiedEnds:
 def _describe(embed: nn.Module | None, head: nn.Module | None) -> _Copy | LMHeadError:
     """This rank's copy, or what is wrong with it."""
     rank = dist.get_rank()
-    ends = {"embedding": embed, "head": head}
-    weights = {
-        role: getattr(end, "weight", None) for role, end in ends.items() if end is not None
-    }
-    for role, weight in weights.items():
-        if not isinstance(weight, nn.Parameter) or weight.ndim != 2:
+    weights: dict[str, nn.Parameter] = {}
+    for role, end in {"embedding": embed, "head": head}.items():
+        weight = getattr(end, "weight", None)
+        if isinstance(weight, nn.Parameter) and weight.ndim == 2:
+            weights[role] = weight
+        elif end is not None:
             return LMHeadError(
-                f"rank {rank}: the {role} is a {type(ends[role]).__name__} without a weight that "
-                "is a Parameter [V, d]"
+                f"rank {rank}: the {role} is a {type(end).__name__} without a weight that is a "
+                "Parameter [V, d]"
             )
     if not weights:
         return _Copy(rank, "")
-    weight = next(iter(weights.values()))
-    if len(weights) == 2 and weights["head"] is not weight:
+    role, table = next(iter(weights.items()))
+    if len(weights) == 2 and weights["head"] is not table:
         return LMHeadError(
             f"rank {rank} holds both ends, and they are two Parameters",
             "one process needs no copy: lmhead.tie(embed, head) first",
         )
-    sharded = isinstance(weight, DTensor)
-    layout = f"{weight.placements} of {tuple(weight.device_mesh.shape)}" if sharded else "whole"
+    layout = "whole"
+    if isinstance(table, DTensor):
+        layout = f"{table.placements} of {tuple(table.device_mesh.shape)}"
     return _Copy(
         rank,
-        "both" if len(weights) == 2 else next(iter(weights)),
-        tuple(weight.shape),
-        str(weight.dtype),
-        f"{layout}, {tuple(local(weight).shape)} here",
-        weight.is_meta,
+        "both" if len(weights) == 2 else role,
+        tuple(table.shape),
+        str(table.dtype),
+        f"{layout}, {tuple(local(table).shape)} here",
+        table.is_meta,
     )
 
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lmhead.errors import LMHeadError
-from lmhead.modules import Embed, Head
+from lmhead.modules import Head
 from lmhead.tying import assert_tied
 
 
@@ -148,7 +148,7 @@ def _owners(model: nn.Module, weight: Tensor) -> tuple[nn.Module, ...] | None:
             if weight is parameter.sharded_param or weight is getattr(
                 parameter, "_unsharded_param", None
             ):
-                owners: tuple[nn.Module, ...] = module._get_fsdp_state()._modules  # type: ignore[operator, union-attr]
+                owners: tuple[nn.Module, ...] = module._get_fsdp_state()._modules  # type: ignore[operator]
                 return owners
     return None
 
