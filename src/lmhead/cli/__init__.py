@@ -34,6 +34,7 @@ COMMANDS = {
     "tie": "Store one table for both ends, and say so in the config.",
     "untie": "Store a table for each end; the head may come from an adapter.",
     "resize": "Give both ends, bias and config another number of rows, together.",
+    "consolidate": "Make a model's folder from a sharded checkpoint of torch.distributed.",
     "params": "Count the parameters of the table, the head and the body, tied and untied.",
     "families": "What every model family does between table, hidden state and logits.",
     "conformance": "Compare every family's record with live models, number by number.",

@@ -21,6 +21,7 @@ from lmhead.errors import LMHeadError
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ODD = 0x1E3779B97F4A7C15
+_BLOCK = 1 << 22  # numbers that a checksum widens at once
 _SAME = {  # what must be, and how it is said that it is not
     "width": "a table of width {}",
     "rows": "a table of {} rows",
@@ -84,28 +85,36 @@ def agree(group: dist.ProcessGroup, device: torch.device, found: Facts | LMHeadE
     said = gather(torch.tensor(mine, dtype=torch.int64, device=device), group).tolist()
     if any(refused for refused, *_ in said):
         why = (found.message, found.hint) if isinstance(found, LMHeadError) else None
-        _refuse(_objects(why, group))
+        _refuse(objects(why, group))
     assert isinstance(found, Facts)
     known = {name: [row[i] for row in said] for i, name in enumerate(names, start=1)}
     _compare(known, found.settings, group)
     return known["held"]
 
 
+def bits(x: Tensor) -> Tensor:
+    """A tensor's bits as integers of their size."""
+    return x.detach().contiguous().view(_BITS[x.element_size()])
+
+
 def checksum(x: Tensor) -> int:
     """Of a tensor's bits and their places, modulo 2^64; 0 for no numbers."""
-    bits = x.detach().contiguous().view(_BITS[x.element_size()]).reshape(-1).to(torch.int64)
-    place = torch.arange(1, len(bits) + 1, device=x.device) * _ODD
-    factor = (
-        place ^ place >> 31
-    ) * _ODD | 1  # odd: each bit counts; mixed: no two places are alike
-    return int((bits * factor).sum())
+    total, at = torch.zeros((), dtype=torch.int64, device=x.device), 1
+    for block in torch.split(bits(x).reshape(-1), _BLOCK):
+        place = torch.arange(at, at + len(block), device=x.device) * _ODD
+        # odd: each bit counts; mixed: no two places are alike
+        factor = ((place ^ place >> 31) * _ODD) | 1
+        total += (block.to(torch.int64) * factor).sum()
+        at += len(block)
+    return int(total)
 
 
 def hidden_checksum(hidden: Tensor) -> int:
     return checksum(hidden) if os.environ.get("LMHEAD_CHECK") == "1" else 0
 
 
-def _objects(value: Any, group: dist.ProcessGroup) -> list[Any]:
+def objects(value: Any, group: dist.ProcessGroup) -> list[Any]:
+    """What every rank of the group says."""
     said = [None] * dist.get_world_size(group)
     dist.all_gather_object(said, value, group=group)
     return said
@@ -125,7 +134,7 @@ def _compare(known: dict[str, list[int]], settings: str, group: dist.ProcessGrou
         if other is None:
             continue
         if name == "settings":
-            values = _objects(settings, group)
+            values = objects(settings, group)
             pairs = zip(values[0].split("; "), values[other].split("; "), strict=False)
             values[0], values[other] = next((a, b) for a, b in pairs if a != b)
         elif name in ("ids", "hidden"):
