@@ -306,8 +306,7 @@ def train_job(
             validate(early)
         if time.monotonic() >= due and not last:
             before = time.monotonic()
-            run.sync()
-            with fresh_folder(state / "checkpoint") as folder:
+            with run.checkpoint(arm, seed) as folder:
                 accelerator.save_state(str(folder), safe_serialization=False)
             due = time.monotonic() + max(
                 t.checkpoint_seconds, CHECKPOINT_SHARE * (time.monotonic() - before)
