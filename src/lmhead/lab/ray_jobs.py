@@ -11,23 +11,12 @@ or without, whichever way the run began.
 from __future__ import annotations
 
 import os
-import platform
-import queue
-import tempfile
-import threading
-import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import ray
-import torch
-from numpy.typing import NDArray
 from ray.exceptions import (
     LocalRayletDiedError,
     NodeDiedError,
@@ -36,186 +25,29 @@ from ray.exceptions import (
     RayError,
     WorkerCrashedError,
 )
-from transformers import PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
 from lmhead.errors import LMHeadError, first_line
 from lmhead.lab.heldout import write_losses
-from lmhead.lab.jobs import Job, Material, Task, train, versions
+from lmhead.lab.jobs import Job, Material, Task, versions
+from lmhead.lab.ray_worker import (
+    Began,
+    Checkpoint,
+    Ended,
+    Shipped,
+    Step,
+    Told,
+    Trained,
+    Trim,
+    pack,
+    train_remotely,
+    unpack,
+)
 from lmhead.lab.train import DivergedError
-from lmhead.runs import Row, RunFolder, fresh_folder, recover_folder
+from lmhead.runs import fresh_folder, recover_folder
 
 DIED = (LocalRayletDiedError, NodeDiedError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
 MOST_DEATHS = 3  # of a job's workers, without a new checkpoint between
-BATCH_SECONDS = 0.2  # between two batches of what a worker has to tell
-AHEAD = 256  # messages that a worker may be ahead of the driver before it waits
 WAIT_SECONDS = 15.0  # for a machine that is free, before the driver says so
-
-Files = dict[str, NDArray[np.uint8]]  # a folder's: path below it → bytes
-
-
-@dataclass(frozen=True)
-class Shipped:
-    """`Material` as it travels: arrays, which workers read where they lie."""
-
-    train: NDArray[np.int64]
-    valid: NDArray[np.int64]
-    tokenizer: PreTrainedTokenizerBase
-
-    def unpacked(self) -> Material:
-        with warnings.catch_warnings():  # that the arrays are read-only; nobody writes to them
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            streams = torch.from_numpy(self.train), torch.from_numpy(self.valid)
-        return Material(*streams, self.tokenizer)
-
-
-# What a worker tells, beside its job's rows (plain dicts).
-
-
-@dataclass(frozen=True)
-class Began:
-    """It runs, in this process."""
-
-    host: str
-    pid: int
-    versions: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Step:
-    """Where it stands, and the loss where it is known."""
-
-    step: int
-    loss: float | None
-
-
-@dataclass(frozen=True)
-class Trim:
-    """It goes on from this step: rows behind it do not count."""
-
-    step: int
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Its checkpoint, complete."""
-
-    files: Files
-
-
-@dataclass(frozen=True)
-class Trained:
-    """Its model and the loss of each held-out token, float32 [tokens - 1]."""
-
-    model: Files
-    losses: NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Ended:
-    """It ended, well or with an error."""
-
-    error: BaseException | None
-
-
-Message = Row | Began | Step | Trim | Checkpoint | Trained | Ended
-
-
-def pack(folder: Path) -> Files:
-    """A folder's files as arrays."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {path.relative_to(folder).as_posix(): np.fromfile(path, np.uint8) for path in files}
-
-
-def unpack(files: Mapping[str, NDArray[np.uint8]], folder: Path) -> None:
-    """Write what `pack` read."""
-    for name, data in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        data.tofile(path)
-
-
-# --- the worker ---------------------------------------------------------------------------------
-
-
-class SendingFolder(RunFolder):
-    """A worker's run folder: what one job writes goes to the driver, and does not stay here."""
-
-    def __init__(self, path: str, task: Task, send: Callable[[Message], None]) -> None:
-        super().__init__(path)
-        self.task, self.send = task, send
-
-    def append(self, row: Row) -> None:
-        if row["event"] == "done":  # the driver counts on what belongs to it
-            model = pack(self.job_state(self.task.name, self.task.seed) / "model")
-            losses = np.load(self.token_file(self.task.name, self.task.seed))
-            self.send(Trained(model, losses))
-        self.send(row)
-
-    def trim(self, arm: str, seed: int, step: int) -> None:
-        self.send(Trim(step))
-
-    def sync(self) -> None:
-        """The driver does, before it writes a checkpoint or a model."""
-
-    @contextmanager
-    def checkpoint(self, arm: str, seed: int) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(dir=self.path) as folder:
-            yield Path(folder)
-            self.send(Checkpoint(pack(Path(folder))))
-
-
-def train_remotely(
-    task: Task, material: Shipped, checkpoint: Files | None
-) -> Iterator[list[Message]]:
-    """Train in a Ray worker, and yield what there is to tell, a few times a second."""
-    outbox: queue.Queue[Message] = queue.Queue(AHEAD)
-    thread = threading.Thread(
-        target=_train, args=(task, material, checkpoint, outbox.put), daemon=True
-    )
-    thread.start()
-    yield [Began(platform.node(), os.getpid(), versions())]
-    ended = False
-    while not ended:
-        batch = [outbox.get()]
-        if not isinstance(batch[0], Ended):
-            time.sleep(BATCH_SECONDS)
-        while not outbox.empty() and len(batch) < AHEAD:
-            batch.append(outbox.get())
-        ended = isinstance(batch[-1], Ended)
-        yield batch
-
-
-def _train(
-    task: Task, material: Shipped, checkpoint: Files | None, send: Callable[[Message], None]
-) -> None:
-    """Train, in a thread of its own, so that the worker can tell meanwhile."""
-    told = -BATCH_SECONDS
-
-    def show(step: int, loss: float | None) -> None:
-        nonlocal told
-        if loss is not None or time.monotonic() > told + BATCH_SECONDS:
-            told = time.monotonic()
-            send(Step(step, loss))
-
-    error: BaseException | None = None
-    try:
-        transformers_logging.set_verbosity_error()
-        transformers_logging.disable_progress_bar()
-        torch.set_num_threads(task.training.threads)
-        with tempfile.TemporaryDirectory(prefix="lmhead-") as folder:
-            run = SendingFolder(folder, task, send)
-            if checkpoint is not None:
-                unpack(checkpoint, run.job_state(task.name, task.seed) / "checkpoint")
-            train(run, task, material.unpacked(), show)
-    except LMHeadError as caught:
-        error = caught
-    except BaseException as caught:  # noqa: BLE001 - the driver raises it
-        error = RuntimeError(f"{type(caught).__name__}: {first_line(caught)}")
-    send(Ended(error))
-
-
-# --- the driver ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -228,7 +60,7 @@ class Attempt:
 
     @property
     def name(self) -> str:
-        return f"{self.job.task.name}, seed {self.job.task.seed}"
+        return f"{self.job.run}: {self.job.task.name}, seed {self.job.task.seed}"
 
 
 class Cluster:
@@ -274,7 +106,7 @@ class Cluster:
             ray.shutdown()
         else:
             for stream in self.running:
-                ray.cancel(stream, force=True)
+                ray.cancel(stream)
 
     def submit(self, job: Job) -> None:
         self._start(Attempt(job))
@@ -339,9 +171,10 @@ class Cluster:
             f"{attempt.name}: its worker died ({attempt.where or 'before it began'}); it goes on "
             "from its last checkpoint"
         )
+        attempt.where = ""
         self._start(attempt)
 
-    def _write(self, attempt: Attempt, message: Any) -> None:
+    def _write(self, attempt: Attempt, message: Told) -> None:
         """Do to the run folder what the worker did to its own."""
         run, task = attempt.job.run, attempt.job.task
         match message:
@@ -372,7 +205,7 @@ class Cluster:
         waiting = [attempt for attempt in self.running.values() if not attempt.where]
         if len(waiting) == len(self.running):
             needs = _needs(waiting[0].job.task)
-            wanted = " and ".join(f"{n} {kind[4:].upper()}" for kind, n in needs.items())
+            wanted = " and ".join(f"{n} {kind[4:-1].upper()}s" for kind, n in needs.items())
             self._tell(f"no training has begun: each waits for a machine with {wanted} free")
 
     def _tell(self, line: str) -> None:
