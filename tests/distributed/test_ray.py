@@ -203,8 +203,8 @@ def test_a_job_whose_workers_die_again_and_again(monkeypatch, tmp_path):
     for _ in range(2):
         attempt.where = "h, process 5"
         cluster._again(attempt, error)
-    assert notes == [f"{died} ({where}); it goes on from its last checkpoint" for where in
-                     ("before it began", "before it began", "h, process 5", "h, process 5")]  # fmt: skip
+    places = ["before it began"] * 2 + ["h, process 5"] * 2
+    assert notes == [f"{died} ({at}); it goes on from its last checkpoint" for at in places]
     with pytest.raises(LMHeadError, match=f"{died} 3 times without a new checkpoint.*node 7"):
         cluster._again(attempt, error)
 
