@@ -1,9 +1,11 @@
 """The formulas of `lmhead.distributed.traffic` against the bytes that collectives are given."""
 
+import importlib.util
 import json
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -257,3 +259,11 @@ def test_it_needs_no_torch():
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert set(traffic.SCHEMES) == {case[0] for case in CASES}
+
+
+def test_the_worked_numbers_are_those_of_the_code():
+    root = Path(__file__).resolve().parents[2]
+    spec = importlib.util.spec_from_file_location("table", root / "scripts/traffic_table.py")
+    table = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(table)
+    assert "\n".join(table.lines()) in (root / "docs/scaling.md").read_text("utf-8")

@@ -1,7 +1,7 @@
 """What the two ends cost in training on several processes: bytes sent, and bytes held. No torch.
 
-With V rows of width d, P ranks and N tokens a step on each (for `vocab-parallel`: the same tokens on
-all), a step exchanges
+With V rows of width d, P ranks and N tokens a step on each (for `vocab-parallel` the same tokens
+on all), a step exchanges
 
 | scheme | what is exchanged, in numbers | tied ends |
 |---|---|---|
