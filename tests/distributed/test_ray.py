@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from lmhead.cli import main
+from lmhead.cli.progress import Display
 from lmhead.errors import LMHeadError
 from lmhead.lab import compare as lab
 from lmhead.lab import jobs, plan
@@ -277,3 +278,25 @@ def test_ray_messages_stay_off_stdout(text, tmp_path, monkeypatch, capsys):
     assert json.loads(out)["finished"]
     assert "(raylet) A worker died" in err
     assert "1/1 tied, seed 0: 31 steps" in err
+
+
+def test_progress_of_several_trainings_at_once():
+    display = Display()
+    display.bar = True
+    task = display.progress.tasks[0]
+
+    def show(job, step, loss=None):
+        display(lab.Moment(job, 6, "tied", job, 24, step, loss))
+
+    show(2, 4, 2.5)  # carried on: two were done before
+    assert (task.completed, task.total) == (2 * 24 + 4, 6 * 24)
+    show(4, 6)
+    assert task.completed == 2 * 24 + 10
+    assert task.description == "tied, seed 4 (2 at once of 6)"
+    assert task.fields["loss"] == "–"
+    show(2, 24, 2.0)
+    show(4, 7)
+    assert task.completed == 2 * 24 + 31
+    assert task.description == "tied, seed 4 (training 5 of 6)"
+    show(2, 24)
+    assert task.fields["loss"] == "2.000"
