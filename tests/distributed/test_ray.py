@@ -73,8 +73,9 @@ def numbers(run):
     return [{k: v for k, v in row.items() if k != "tokens_per_s"} for row in run.rows()]
 
 
-def assert_same(ours, theirs):
+def assert_same(ours, theirs, *but):
     """Two run folders hold the same, to the byte, apart from clocks, paths and dates."""
+    but = ("config.toml", "metrics.jsonl", "report.html", ".lock", *but)
     assert numbers(ours) == numbers(theirs)
     names = [
         sorted(p.relative_to(run.path) for p in run.path.rglob("*") if p.is_file())
@@ -82,7 +83,7 @@ def assert_same(ours, theirs):
     ]
     assert names[0] == names[1]
     for name in names[0]:
-        if name.name not in ("config.toml", "metrics.jsonl", "report.html", ".lock"):
+        if name.name not in but:
             assert (ours.path / name).read_bytes() == (theirs.path / name).read_bytes(), name
 
 
@@ -132,11 +133,11 @@ def test_runs_go_on_with_ray_and_without(here, text, tmp_path, monkeypatch):
         lab.compare([text], out=first.path, ray="auto", show=stop_at_seed_one, **SMALL)
     assert any(first.state.glob("*/checkpoint")), "the driver has it"
     lab.resume(first.path)
-    assert_same(first, here)
+    assert_same(first, here, "tokenizer_config.json")  # a resumed run says where it opened it
     with pytest.raises(Stop):
         lab.compare([text], out=second.path, show=stop_at_seed_one, **SMALL)
     lab.resume(second.path, ray="auto")
-    assert_same(second, here)
+    assert_same(second, here, "tokenizer_config.json")
 
 
 def test_tuning_and_looks(text, tmp_path):
@@ -160,7 +161,8 @@ def test_tuning_and_looks(text, tmp_path):
     assert results[0].sentence == results[1].sentence
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(text, tmp_path):
+def test_a_loss_that_is_not_finite_ends_the_run(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "trial", lambda *_: None)  # it would find it first
     with pytest.raises(LMHeadError, match=r"learning rate 1e\+30") as caught:
         lab.compare([text], out=tmp_path / "r", ray="auto", **{**SMALL, "lr": 1e30})
     assert "smaller rate" in caught.value.hint
