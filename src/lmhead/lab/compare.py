@@ -24,6 +24,7 @@ from lmhead.lab.arms import ARMS, Arm, build, draw, plan_arms
 from lmhead.lab.augmented import ALPHA, LOSSES, TEMPERATURE, check_augmented
 from lmhead.lab.configs import base_config, default_init_std, is_preset, portable, with_tie
 from lmhead.lab.corpus import load_corpus
+from lmhead.lab.processes import current, led
 from lmhead.lab.report import write_report
 from lmhead.lab.result import Comparison
 from lmhead.lab.sequential import look_confidence
@@ -62,6 +63,7 @@ def default_out() -> str:
     return f"runs/compare-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
+@led
 def compare(
     texts: Sequence[str] = (),
     *,
@@ -93,6 +95,10 @@ def compare(
     show: Show = _ignore,
 ) -> Comparison:
     """Train the model with tied and untied ends on a text, paired by seed, and decide.
+
+    Several processes that were started together (`torchrun`, `accelerate launch`) all call it
+    with the same arguments and train each model together, to the numbers of a single one but for
+    rounding (and dropout); the first of them writes.
 
     Args:
         texts: files, folders or globs of UTF-8 text; none: a bundled corpus.
@@ -214,6 +220,7 @@ def compare(
             "platform": platform.platform(),
             "python": platform.python_version(),
             "device": torch.cuda.get_device_name() if device == "cuda" else device,
+            **({} if current().count == 1 else {"processes": current().count}),
         },
         "text": data.facts,
         "training": asdict(training),
@@ -233,8 +240,11 @@ def compare(
         return _work(run, settings, data, tok, show, began)
 
 
+@led
 def resume(path: str | Path, show: Show = _ignore) -> Comparison:
     """Carry on a run that was stopped, on a CPU to the same numbers as if it never was.
+
+    It may go on in another number of processes than it began in, to numbers within rounding.
 
     Raises:
         LMHeadError: no such run, another process works on it, its text has changed, or it ran
@@ -259,6 +269,11 @@ def resume(path: str | Path, show: Show = _ignore) -> Comparison:
             raise LMHeadError(
                 f"{run}: the run is on {device}, this machine has {PartialState().device.type}",
                 "carry it on where it began, or start a new run",
+            )
+        if _processes(settings) != current().count:
+            show(
+                f"the run began in {_processes(settings)} processes, goes on in "
+                f"{current().count}: its numbers may differ by rounding"
             )
         for name, then in settings.get("versions", {}).items():
             if _versions().get(name) != then:
@@ -290,7 +305,8 @@ def _work(
         most_seeds = clear["max_seeds"] if clear else len(settings["seeds"])
     except (TypeError, KeyError) as error:
         raise SourceError(f"{run.config_file}: {error}") from error
-    if training.threads != torch.get_num_threads():
+    alone = current().count == _processes(settings) == 1
+    if alone and training.threads != torch.get_num_threads():
         torch.set_num_threads(training.threads)
     plan.write_facts_of_tokens(run, data, training.seq_len)
     base, init_std = settings["base"], settings.get("init_std")
@@ -346,15 +362,15 @@ def _work(
 
 
 def _prepare() -> None:
-    """Quiet transformers' own messages and bars; refuse to run in several processes."""
+    """Quiet transformers' own messages and bars, in every process."""
+    current().share(_prepare)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    processes = PartialState().num_processes
-    if processes > 1:
-        raise LMHeadError(
-            f"started in {processes} processes; a comparison runs in one",
-            "start it without accelerate launch or torchrun",
-        )
+
+
+def _processes(settings: dict[str, Any]) -> int:
+    """How many processes a run began in."""
+    return int(settings.get("machine", {}).get("processes", 1))
 
 
 def _precision(precision: str, device: str) -> str:

@@ -27,6 +27,7 @@ from lmhead.lab import compare as lab
 from lmhead.lab import plan
 from lmhead.lab.compare import Moment, Show
 from lmhead.lab.corpus import load_corpus
+from lmhead.lab.processes import led
 from lmhead.lab.result import Comparison, summarise
 from lmhead.lab.scale_budget import Trial, fitting, split_tokens, with_tokens
 from lmhead.lab.scale_report import write_scale_report
@@ -52,6 +53,7 @@ def resume_command(path: str | Path) -> str:
     return f"lmhead scale --resume {shlex.quote(str(path))}"
 
 
+@led
 def scale(
     texts: Sequence[str] = (),
     *,
@@ -163,6 +165,7 @@ def scale(
             return _work(folder, settings, params, predict, far, show)
 
 
+@led
 def resume(
     path: str | Path,
     *,
