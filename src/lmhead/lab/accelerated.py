@@ -48,7 +48,7 @@ def fresh_accelerator(training: Training) -> Accelerator:
         accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
         if precision != "no":
             accelerator.state.fsdp_plugin.set_mixed_precision(precision)
-        accelerator.state.distributed_type = DistributedType.FSDP
+        accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
     if ranks.count > 1:
         _check_kind(accelerator, training)
     return accelerator

@@ -124,9 +124,7 @@ class Watch:
         reading, bare = torch.zeros_like(total), _NoHooks(self.embedding)
         for args, kwargs, grad in self._came_back:
             with torch.enable_grad():
-                out = functional_call(
-                    _NoHooks(self.embedding), {"module.weight": weight}, args, kwargs
-                )
+                out = functional_call(bare, {"module.weight": weight}, args, kwargs)
             reading += torch.autograd.grad(out, weight, grad)[0]
         reading = self.ranks.mean(reading)  # the total is a mean over the processes already
         return reading, total - reading
