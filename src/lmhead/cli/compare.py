@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from lmhead.cli.output import console, print_json
 from lmhead.cli.recipe import RECIPE_OPTIONS, recipe_name, resume_recipe, run_recipe
+from lmhead.launched import follows, launched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +64,7 @@ Examples:
   lmhead compare my-text.txt --tokens 2M --seeds 8 --ray auto   # on a cluster
   lmhead compare --recipe press-wolf-small --data ptb   # a paper's experiment
   lmhead compare --resume runs/compare-20260131-101500
+  torchrun --nproc-per-node 8 -m lmhead compare my-text.txt   # on eight GPUs
 """
 
 
@@ -187,15 +189,22 @@ def command(
     for name, value in [*named.items(), *(("TEXT", text) for text in options["text"])]:
         if value == "":
             raise click.UsageError(f"{name} is empty")
-    if resume is None and any(options[name] is not None for name in RECIPE_OPTIONS):
-        run_recipe(options, as_json, quiet)
-        return
-    if resume is not None and recipe_name(resume):
+    starts_recipe = resume is None and any(options[name] is not None for name in RECIPE_OPTIONS)
+    if starts_recipe or (resume is not None and recipe_name(resume)):
+        if launched()[1] > 1:
+            raise click.UsageError(
+                f"a recipe runs in one process, this is one of {launched()[1]}: start it without "
+                "torchrun or accelerate launch"
+            )
         if ray is not None:
-            raise click.UsageError("--ray does not go with a recipe's run: drop --ray")
-        resume_recipe(resume, as_json, quiet)
+            raise click.UsageError("--ray does not go with a recipe: drop --ray")
+        if resume is None:
+            run_recipe(options, as_json, quiet)
+        else:
+            resume_recipe(resume, as_json, quiet)
         return
     started = time.monotonic()
+    quiet = quiet or follows()
     with nullcontext() if quiet else console(stderr=True).status("loading torch …"):
         from lmhead.lab import compare as lab
     from lmhead.cli.progress import Display
@@ -241,6 +250,8 @@ def command(
         except KeyboardInterrupt as error:
             hint = f"carry on with `{run.resume_command}`" if run.config_file.is_file() else ""
             raise KeyboardInterrupt(hint) from error
+    if follows():
+        return  # the first process tells
     if as_json:
         print_json(result.to_dict())
     else:

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from lmhead.cli.compare import RAY, Amount, Duration
 from lmhead.cli.output import console, print_json
+from lmhead.launched import follows
 
 if TYPE_CHECKING:
     from lmhead.lab.scale_result import Scaling
@@ -144,6 +145,7 @@ def command(resume: str | None, ray: str | None, as_json: bool, quiet: bool, **o
         if value == "":
             raise click.UsageError(f"{name} is empty")
     started = time.monotonic()
+    quiet = quiet or follows()
     with nullcontext() if quiet else console(stderr=True).status("loading torch …"):
         from lmhead.lab import scale as lab
     from lmhead.cli.progress import Display
@@ -174,6 +176,8 @@ def command(resume: str | None, ray: str | None, as_json: bool, quiet: bool, **o
             begun = (out / SCALE_FILE).is_file()
             hint = f"carry on with `{lab.resume_command(out)}`" if begun else ""
             raise KeyboardInterrupt(hint) from error
+    if follows():
+        return 0  # the first process tells
     if as_json:
         print_json(result.to_dict())
     else:

@@ -33,6 +33,7 @@ from lmhead.lab.jobs import (
     runner_at,
     versions,
 )  # fmt: skip
+from lmhead.lab.processes import current, led
 from lmhead.lab.report import write_report
 from lmhead.lab.result import Comparison, summarise
 from lmhead.lab.sequential import look_confidence
@@ -70,6 +71,7 @@ def default_out() -> str:
     return f"runs/compare-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
+@led
 def compare(
     texts: Sequence[str] = (),
     *,
@@ -103,6 +105,10 @@ def compare(
     show: Show = _ignore,
 ) -> Comparison:
     """Train the model with tied and untied ends on a text, paired by seed, and decide.
+
+    Several processes that were started together (`torchrun`, `accelerate launch`) all call it
+    with the same arguments and train each model together, to the numbers of a single one but for
+    rounding (and dropout); the first of them writes.
 
     Args:
         texts: files, folders or globs of UTF-8 text; none: a bundled corpus.
@@ -230,6 +236,7 @@ def compare(
             "platform": platform.platform(),
             "python": platform.python_version(),
             "device": torch.cuda.get_device_name() if device == "cuda" else device,
+            **({} if current().count == 1 else {"processes": current().count}),
         },
         "text": data.facts,
         "training": asdict(training),
@@ -252,8 +259,11 @@ def compare(
             return carry_out([_work(run, settings, data, tok, show, began)], runner)[0]
 
 
+@led
 def resume(path: str | Path, show: Show = _ignore, ray: str | None = None) -> Comparison:
     """Carry on a run that was stopped, on a CPU to the same numbers as if it never was.
+
+    It may go on in another number of processes than it began in, to numbers within rounding.
 
     Args:
         path: the run folder.
@@ -291,6 +301,11 @@ def carried_on(path: str | Path, show: Show = _ignore) -> Work[Comparison]:
                 f"{run}: the run is on {device}, this machine has {PartialState().device.type}",
                 "carry it on where it began, or start a new run",
             )
+        if _processes(settings) != current().count:
+            show(
+                f"the run began in {_processes(settings)} processes, goes on in "
+                f"{current().count}: its numbers may differ by rounding"
+            )
         for name, then in settings.get("versions", {}).items():
             if versions().get(name) != then:
                 show(f"{name} was {then} when the run began, is {versions().get(name)} now")
@@ -321,7 +336,8 @@ def _work(
         most_seeds = clear["max_seeds"] if clear else len(settings["seeds"])
     except (TypeError, KeyError) as error:
         raise SourceError(f"{run.config_file}: {error}") from error
-    if training.threads != torch.get_num_threads():
+    alone = current().count == _processes(settings) == 1
+    if alone and training.threads != torch.get_num_threads():
         torch.set_num_threads(training.threads)
     plan.write_facts_of_tokens(run, data, training.seq_len)
     base, init_std = settings["base"], settings.get("init_std")
@@ -385,15 +401,15 @@ def _work(
 
 
 def _prepare() -> None:
-    """Quiet transformers' own messages and bars; refuse to run in several processes."""
+    """Quiet transformers' own messages and bars, in every process."""
+    current().share(_prepare)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    processes = PartialState().num_processes
-    if processes > 1:
-        raise LMHeadError(
-            f"started in {processes} processes; a comparison runs in one",
-            "start it without accelerate launch or torchrun",
-        )
+
+
+def _processes(settings: dict[str, Any]) -> int:
+    """How many processes a run began in."""
+    return int(settings.get("machine", {}).get("processes", 1))
 
 
 def _precision(precision: str, device: str) -> str:

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lmhead.errors import LMHeadError
 from lmhead.lab.arms import Arm, build, draw
+from lmhead.lab.processes import current
 from lmhead.lab.train import DivergedError, Training, train_job
 from lmhead.runs import RunFolder
 
@@ -161,11 +162,17 @@ def carry_out(works: Sequence[Work[T]], runner: Runner) -> list[T]:
 
 
 def check_ray(address: str | None) -> None:
-    """Refuse `--ray` where Ray is not installed.
+    """Refuse `--ray` where it cannot be.
 
     Raises:
-        LMHeadError: it is not.
+        LMHeadError: Ray is not installed, or this is one of several processes.
     """
+    if address is not None and current().count > 1:
+        raise LMHeadError(
+            f"--ray {address} in {current().count} processes: a run is spread in one way or the "
+            "other",
+            "start it without torchrun or accelerate launch, or drop --ray",
+        )
     if address is not None and find_spec("ray") is None:
         raise LMHeadError(
             f"--ray {address}: Ray is not installed here", "pip install 'lmhead[ray]'"

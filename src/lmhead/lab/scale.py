@@ -28,6 +28,7 @@ from lmhead.lab import plan
 from lmhead.lab.compare import Moment, Show
 from lmhead.lab.corpus import load_corpus
 from lmhead.lab.jobs import carry_out, check_ray, runner_at
+from lmhead.lab.processes import led
 from lmhead.lab.result import Comparison, summarise
 from lmhead.lab.scale_budget import Trial, fitting, split_tokens, with_tokens
 from lmhead.lab.scale_report import write_scale_report
@@ -53,6 +54,7 @@ def resume_command(path: str | Path) -> str:
     return f"lmhead scale --resume {shlex.quote(str(path))}"
 
 
+@led
 def scale(
     texts: Sequence[str] = (),
     *,
@@ -168,6 +170,7 @@ def scale(
             return write_scale_report(folder, params=params, predict=predict, far=far)
 
 
+@led
 def resume(
     path: str | Path,
     *,
