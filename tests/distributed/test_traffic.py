@@ -172,10 +172,7 @@ BOTH = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("scheme", "run", "options", "tied"),
-    [case for case in BOTH if case[::3] != ("ddp-sparse", True)],
-)
+@pytest.mark.parametrize(("scheme", "run", "options", "tied"), BOTH)
 def test_bytes_are_those_counted(world, scheme, run, options, tied):
     if scheme == "pipeline" and world.size != 2:
         pytest.skip("two stages hold an end")
