@@ -230,7 +230,9 @@ def test_a_job_that_no_machine_can_take_is_told(text, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("ray://head:10001", "--ray ray://head:10001: Ray Client cannot do it"),
+        ("ray://head:10001", "--ray ray://head:10001: neither auto, local nor HOST:PORT"),
+        ("head", "--ray head: neither auto, local nor HOST:PORT"),
+        ("127.0.0.1:1", "--ray 127.0.0.1:1: nobody answers there"),
         ("auto", "--ray auto: Could not find any running Ray instance"),
         ("", "--ray is empty"),
     ],

@@ -8,6 +8,7 @@ workers of a Ray cluster (`lmhead.lab.ray_jobs`). What a job measures depends on
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,11 @@ from lmhead.lab.train import DivergedError, Training, train_job
 from lmhead.runs import RunFolder
 
 PACKAGES = ("lmhead", "torch", "transformers", "accelerate", "tokenizers", "numpy", "scipy")
+CONNECT_SECONDS = 5.0
+NO_CLUSTER = (
+    "--ray local starts Ray on this machine; `ray start --head` starts a cluster, and "
+    "`ray start --address=HOST:PORT` adds a machine to it"
+)
 T = TypeVar("T")
 
 
@@ -162,21 +168,36 @@ def carry_out(works: Sequence[Work[T]], runner: Runner) -> list[T]:
 
 
 def check_ray(address: str | None) -> None:
-    """Refuse `--ray` where it cannot be.
+    """Refuse a `--ray` that cannot be, in seconds; Ray itself waits minutes for a wrong address.
 
     Raises:
-        LMHeadError: Ray is not installed, or this is one of several processes.
+        LMHeadError: Ray is not installed, this is one of several processes, or nobody answers at
+            a HOST:PORT.
     """
-    if address is not None and current().count > 1:
+    if address is None:
+        return
+    if current().count > 1:
         raise LMHeadError(
             f"--ray {address} in {current().count} processes: a run is spread in one way or the "
             "other",
             "start it without torchrun or accelerate launch, or drop --ray",
         )
-    if address is not None and find_spec("ray") is None:
+    if find_spec("ray") is None:
         raise LMHeadError(
             f"--ray {address}: Ray is not installed here", "pip install 'lmhead[ray]'"
         )
+    if address in ("auto", "local"):
+        return
+    host, _, port = address.rpartition(":")
+    if "//" in address or not host or not port.isdigit():
+        raise LMHeadError(
+            f"--ray {address}: neither auto, local nor HOST:PORT",
+            "on a machine of the cluster, use --ray auto",
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise LMHeadError(f"--ray {address}: nobody answers there: {error}", NO_CLUSTER) from error
 
 
 @contextmanager

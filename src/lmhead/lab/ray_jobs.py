@@ -28,7 +28,7 @@ from ray.exceptions import (
 
 from lmhead.errors import LMHeadError, first_line
 from lmhead.lab.heldout import write_losses
-from lmhead.lab.jobs import Job, Material, Task, versions
+from lmhead.lab.jobs import NO_CLUSTER, Job, Material, Task, versions
 from lmhead.lab.ray_worker import (
     Began,
     Checkpoint,
@@ -222,17 +222,8 @@ def _needs(task: Task) -> dict[str, int]:
 
 
 def _connect(address: str) -> None:
-    if address.startswith("ray://"):
-        raise LMHeadError(
-            f"--ray {address}: Ray Client cannot do it",
-            "start the command on a machine of the cluster, with --ray auto",
-        )
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray.init(address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        raise LMHeadError(
-            f"--ray {address}: {first_line(error)}",
-            "--ray local starts Ray on this machine; `ray start --head` starts a cluster, and "
-            "`ray start --address=HOST:PORT` adds a machine to it",
-        ) from error
+        raise LMHeadError(f"--ray {address}: {first_line(error)}", NO_CLUSTER) from error
