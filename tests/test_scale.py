@@ -12,6 +12,7 @@ import pytest
 
 from lmhead.cli import main
 from lmhead.errors import LMHeadError, SourceError
+from lmhead.lab import jobs
 from lmhead.lab import scale as lab
 from lmhead.lab.configs import base_config
 from lmhead.lab.plan import RESERVE
@@ -107,7 +108,7 @@ def test_a_stopped_run_ends_with_the_same_numbers(finished, text, tmp_path):
 def test_a_finished_run_is_asked_anew_without_training(finished, monkeypatch):
     out, _, _ = finished
     before = [numbers(out, width) for width in WIDTHS]
-    monkeypatch.setattr(lab.lab, "train_job", None)
+    monkeypatch.setattr(jobs, "train_job", None)
     again = lab.resume(out, params="total", predict=[1e9])
     assert [numbers(out, width) for width in WIDTHS] == before
     assert again.params == "total"
@@ -274,7 +275,7 @@ def test_widths_are_added_as_the_first_were(finished, tmp_path, monkeypatch):
     with pytest.raises(LMHeadError, match="2 new widths need as many numbers"):
         lab.resume(folder, widths=[40, 48], layers=[1])
     trained = []
-    monkeypatch.setattr(lab.lab, "train_job", lambda run, arm, seed, *_: trained.append(run.path))
+    monkeypatch.setattr(jobs, "train_job", lambda run, arm, seed, *_: trained.append(run.path))
     monkeypatch.setattr(RunFolder, "promote", lambda *_: None)
     wider = lab.resume(folder, widths=[40])
     assert not wider.finished

@@ -21,7 +21,7 @@ import re
 import shlex
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -155,6 +155,13 @@ class RunFolder:
                 file.truncate(before)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.metrics_file))
 
+    @contextmanager
+    def checkpoint(self, arm: str, seed: int) -> Iterator[Path]:
+        """A folder to fill with a job's checkpoint, which takes the place of the last one."""
+        self.sync()
+        with fresh_folder(self.job_state(arm, seed) / "checkpoint") as folder:
+            yield folder
+
     def sync(self) -> None:
         """Bring the rows to the disk, before a checkpoint that counts on them."""
         with self.metrics_file.open("r+b") as file:
@@ -193,8 +200,25 @@ class RunFolder:
             for row in self.rows()
             if (row["arm"], row["seed"]) != (arm, seed) or row["step"] <= step
         ]
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept)
+        self._rewrite(kept)
+
+    def _rewrite(self, rows: Sequence[Row]) -> None:
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_atomic(self.metrics_file, text)
+
+    def put_in_order(self, arms: Sequence[str]) -> None:
+        """Order rows as if jobs had been done one by one: settings tried, then seed by seed."""
+        places = {arm: place for place, arm in enumerate(arms)}
+
+        def key(row: Row) -> tuple[int, ...]:
+            if row["event"] == "tuned":
+                return (-1, places[row["arm"]], row["number"])
+            return (row["seed"], places.get(row["arm"], len(arms)))  # a look: behind its seed
+
+        rows = self.rows()
+        ordered = sorted(rows, key=key)
+        if ordered != rows:
+            self._rewrite(ordered)
 
     def done(self) -> list[Row]:
         return [row for row in self.rows() if row["event"] == "done"]

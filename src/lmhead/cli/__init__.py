@@ -12,13 +12,15 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from lmhead.errors import LMHeadError
+from lmhead.errors import NO_SPACE, LMHeadError, ToldElsewhere, exit_code
+from lmhead.launched import follows, launched
 
 # Each command lives in its own module, imported only when it runs, so that `lmhead --help`
 # needs neither torch nor transformers.
@@ -116,39 +118,55 @@ def _terminated() -> Iterator[list[int]]:
 
 
 def _run(argv: list[str], debug: bool) -> int:
+    if follows():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends this one too
     try:
         result: Any = cli.main(argv, prog_name="lmhead", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.ClickException as error:
+        if follows():
+            return _quietly(error.exit_code)
         error.show()
         return error.exit_code
+    except ToldElsewhere as error:
+        return _quietly(error.exit_code)
     except (KeyboardInterrupt, click.Abort) as error:
+        if launched()[1] > 1:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # launchers pass it on once more
         hint = str(error.__cause__ or error)  # click turns the interrupt into an Abort
         click.echo(f"interrupted{f': {hint}' if hint else ''}", err=True)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader is gone: `lmhead … | head`
         return 0
-    except LMHeadError as error:
-        if debug:
-            raise
-        click.echo(f"error: {error.message}", err=True)
-        if error.hint:
-            click.echo(f"  {error.hint}", err=True)
-        return error.exit_code
-    except OSError as error:  # a full disk, a folder that may not be written
-        if debug:
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        click.echo(f"error: {where}{error.strerror or error}", err=True)
-        return 3
     except Exception as error:
         if debug:
             raise
-        if "No space left on device" in str(error):  # in whatever a library wraps it
-            click.echo("error: no space left on the disk", err=True)
-            return 3
+        _tell(error)
+        return exit_code(error)
+
+
+def _tell(error: Exception) -> None:
+    """Say what was wrong, on stderr."""
+    if isinstance(error, LMHeadError):
+        click.echo(f"error: {error.message}", err=True)
+        if error.hint:
+            click.echo(f"  {error.hint}", err=True)
+    elif isinstance(error, OSError):  # a full disk, a folder that may not be written
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"error: {where}{error.strerror or error}", err=True)
+    elif NO_SPACE in str(error):
+        click.echo("error: no space left on the disk", err=True)
+    else:
         click.echo(f"internal error: {type(error).__name__}: {error}", err=True)
         click.echo("  `lmhead --debug …` shows where; please report it.", err=True)
-        return 70
+
+
+def _quietly(code: int) -> int:
+    """The exit code of a process whose end another one tells.
+
+    It waits a little: a launcher stops the others as soon as one ends.
+    """
+    time.sleep(1)
+    return code
