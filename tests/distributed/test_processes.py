@@ -232,7 +232,7 @@ def commanded(arguments):
     ("arguments", "code", "message"),
     [
         (["compare", "missing.txt"], 2, "error: missing.txt: no such file"),
-        (["compare", "--lr", "1e30", "--tokens", "20k"], 2, "error: tied, seed 0: "),
+        (["compare", "--lr", "1e30", "--tokens", "20k"], 2, "error: the tied model starts with"),
         (["compare", "--bogus"], 2, "No such option '--bogus'"),
         (["compare", "--recipe", "inan-small"], 2, "a recipe runs in one process, this is one"),
         (["compare", "--resume", "tests"], 3, "error: tests: no config.toml: not a run folder"),
@@ -273,15 +273,15 @@ class Pair(nn.Module):
         super().__init__()
         self.reading, self.writing = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
         self.writing.weight = self.reading.weight
-        self.register_buffer("half", torch.arange(4, dtype=torch.bfloat16))
+        self.register_buffer("numbers", torch.arange(4, dtype=torch.bfloat16))
 
 
-def check_pair(pair, half, empty):
+def check_pair(pair, numbers, empty):
     assert pair.reading.weight is pair.writing.weight
     assert isinstance(pair.writing.weight, nn.Parameter)
-    assert pair.half is half
-    assert half.dtype == torch.bfloat16
-    assert half.tolist() == [0, 1, 2, 3]
+    assert pair.numbers is numbers
+    assert numbers.dtype == torch.bfloat16
+    assert numbers.tolist() == [0, 1, 2, 3]
     assert empty.shape == (0, 2)
     total = current().sum(pair.reading.weight.detach())
     torch.testing.assert_close(total, 3 * pair.reading.weight.detach())
@@ -297,8 +297,8 @@ def check_pair(pair, half, empty):
 def shares_a_pair():
     torch.manual_seed(7)
     pair = Pair()
-    current().share(check_pair, pair, pair.half, torch.empty(0, 2))
-    check_pair(pair, pair.half, torch.empty(0, 2))
+    current().share(check_pair, pair, pair.numbers, torch.empty(0, 2))
+    check_pair(pair, pair.numbers, torch.empty(0, 2))
     return "done"
 
 
@@ -362,15 +362,31 @@ def wait_for_rows(process, out, rows):
         time.sleep(0.05)
 
 
-def test_torchrun_loses_a_process_and_one_carries_on(text, alone, tmp_path):
+def torchrun(_):
+    return [
+        "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+        "--rdzv-endpoint", "localhost:0",
+    ]  # fmt: skip
+
+
+def accelerate(tmp_path):
+    file = tmp_path / "fsdp.yaml"
+    file.write_text(
+        "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_version: 2\n"
+        "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+    )
+    return ["accelerate.commands.launch", "--config_file", str(file), "--main_process_port", "0"]
+
+
+@pytest.mark.parametrize("launcher", [torchrun, accelerate])
+def test_a_launched_run_loses_a_process_and_one_carries_on(launcher, text, alone, tmp_path):
     program, out = tmp_path / "program.py", tmp_path / "run"
     program.write_text(PROGRAM)
-    launcher = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
-        "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0",
-    ]  # fmt: skip
     process = subprocess.Popen(
-        [*launcher, str(program), *small_arguments(text), "--out", str(out)],
+        [
+            *(sys.executable, "-m", *launcher(tmp_path), str(program)),
+            *(*small_arguments(text), "--out", str(out)),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -385,6 +401,7 @@ def test_torchrun_loses_a_process_and_one_carries_on(text, alone, tmp_path):
     said, _ = process.communicate(timeout=100)
     assert process.returncode == 1, said
     assert not any(worker.is_running() for worker in workers.values())
+    assert RunFolder(out).config()["machine"]["processes"] == 2
     lab.resume(out)
     assert_same_run(out, alone)
 
