@@ -378,7 +378,7 @@ def accelerate(tmp_path):
     return ["accelerate.commands.launch", "--config_file", str(file), "--main_process_port", "0"]
 
 
-@pytest.mark.parametrize("launcher", [torchrun, accelerate])
+@pytest.mark.parametrize("launcher", [torchrun, pytest.param(accelerate, marks=pytest.mark.slow)])
 def test_a_launched_run_loses_a_process_and_one_carries_on(launcher, text, alone, tmp_path):
     program, out = tmp_path / "program.py", tmp_path / "run"
     program.write_text(PROGRAM)
@@ -452,7 +452,7 @@ def test_one_message_without_a_launcher_to_help(text, tmp_path, cut):
     assert said[1] == ("", "")
     assert "Traceback" not in said[0][1]
     if cut == "lost":
-        assert codes == [3, -signal.SIGKILL]
+        assert codes == [3, -signal.SIGKILL], said
         assert said[0][1].count("error: another process of this run has ended") == 1
     else:
         assert codes == [130, 130]
