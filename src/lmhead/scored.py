@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lmhead.errors import SourceError, first_line
+from lmhead.errors import LMHeadError, SourceError, first_line
 from lmhead.families import FAMILIES, settings
+from lmhead.hf.views import end_modules, head_transform
 from lmhead.models import Opened
+from lmhead.transform import HeadTransform
 
 BYTES_OF_CHUNK = 1 << 27  # float64 rows of the head held at once
 
@@ -115,6 +117,14 @@ class Scorer:
         return {name: head[name] for name in ("logit_scale", "softcap") if head.get(name, 1) != 1}
 
     @cached_property
+    def around(self) -> HeadTransform | None:
+        """What the model does around the product, by its record or as measured; None: unknown."""
+        try:
+            return head_transform(self.model, *end_modules(self.model))
+        except LMHeadError:
+            return None
+
+    @cached_property
     def norms(self) -> Tensor:
         """‖W_i‖ of all rows, float64."""
         return torch.cat([torch.linalg.vector_norm(rows, dim=1) for rows in self._rows()])
@@ -185,10 +195,8 @@ class Scorer:
             hidden = args[0] if args else next(iter(kwargs.values()))
             seen.append(hidden.detach().reshape(-1, hidden.shape[-1])[-1])
 
-        training = [module for module in model.modules() if module.training]
         hook = head.register_forward_pre_hook(look, with_kwargs=True)
         try:
-            model.eval()
             logits = run_last(model, ids)
         except Exception as error:
             raise SourceError(
@@ -198,8 +206,6 @@ class Scorer:
             ) from error
         finally:
             hook.remove()
-            for module in training:
-                module.training = True
         logits = logits.reshape(-1, logits.shape[-1])[-1].to("cpu", torch.float64)
         if not seen or len(seen[-1]) != head.weight.shape[1] or len(logits) > len(head.weight):
             raise SourceError(
@@ -211,12 +217,21 @@ class Scorer:
 
 
 def run_last(model: Any, ids: list[int]) -> Tensor:
-    """A model's logits [..., V] for the last of the ids, as it gives them out. No gradient."""
+    """A model's logits [..., V] for the last of the ids, as it gives them out.
+
+    Computed in evaluation mode, which is left as it was found, and without a gradient.
+    """
     batch = torch.tensor([ids], device=next(model.parameters()).device)
     known = inspect.signature(model.forward).parameters
     offered = {"attention_mask": torch.ones_like(batch), "use_cache": False, "logits_to_keep": 1}
-    with torch.no_grad():
-        out = model(batch, **{n: v for n, v in offered.items() if n in known})
+    training = [module for module in model.modules() if module.training]
+    try:
+        model.eval()
+        with torch.no_grad():
+            out = model(batch, **{n: v for n, v in offered.items() if n in known})
+    finally:
+        for module in training:
+            module.training = True
     logits: Tensor = out.logits if hasattr(out, "logits") else out[0]
     return logits
 
