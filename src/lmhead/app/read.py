@@ -81,7 +81,7 @@ def open_tables(path: str | os.PathLike[str]) -> Iterator[Tables | float]:
     opened = OpenedTables.open("", path)
     known = row_texts(opened.checkpoint) or {}
     yield 0.1
-    indexes = []
+    indexes: list[HeadIndex] = []
     for end, _ in opened.tables:
         weight, _ = read_table(opened.checkpoint, opened.checkpoint.entry(end.tensor))
         yield 0.1 + 0.9 * (len(indexes) + 0.5) / len(opened.tables)
@@ -311,9 +311,8 @@ def ranked(corpus: str) -> tuple[str, ...]:
     text = load_corpus(corpus=corpus).train
     if corpus == "mandarin":
         runs = re.findall(r"[\u4e00-\u9fff]+", text)
-        words = Counter(
-            run[i : i + n] for run in runs for n in (1, 2) for i in range(len(run) - n + 1)
-        )
+        pairs = (run[i : i + 2] for run in runs for i in range(len(run) - 1))
+        words = Counter([*pairs, *"".join(runs)])
     else:
         words = Counter(re.findall(r"(?<![\w'])[a-z]{3,}(?![\w'])", text))
     return tuple(word for word, count in words.most_common() if count >= 5)

@@ -37,7 +37,7 @@ def token_texts(checkpoint: Checkpoint) -> dict[bytes, int] | None:
     found: dict[bytes, int] = {}
     for text, i in pieces:
         found[text] = min(i, found.get(text, i))
-    return found | {text: i for text, i in added}
+    return found | dict(added)
 
 
 def row_texts(checkpoint: Checkpoint) -> dict[int, bytes] | None:
@@ -79,10 +79,9 @@ def _from_json(file: Path) -> tuple[_Tokens, _Tokens]:
     kind = BYTE_LEVEL if '"ByteLevel"' in around else SENTENCEPIECE
     if model.get("type") == "WordPiece":
         kind = WORDPIECE
-    added = [
-        (token["content"].encode(), int(token["id"])) for token in data.get("added_tokens", ())
-    ]
-    return [(text_of(piece, kind), i) for piece, i in vocab.items()], added
+    added = data.get("added_tokens", ())
+    own = [(token["content"].encode(), int(token["id"])) for token in added]
+    return [(text_of(piece, kind), i) for piece, i in vocab.items()], own
 
 
 def text_of(piece: str, kind: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Rows in two dimensions: the plane in which they differ most, and two such planes laid together."""
+"""Rows in two dimensions: the plane in which they differ most, and one plane laid over another."""
 
 from __future__ import annotations
 
