@@ -1,0 +1,77 @@
+"""`lmhead app`: a page that shows the two ends of a model at work. Needs the extra `lmhead[app]`.
+
+`launch()` serves it; on a Space, `python -m lmhead.app` does the same on GRADIO_SERVER_NAME.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lmhead.app.sources import default_sources, open_source
+from lmhead.errors import LMHeadError
+
+if TYPE_CHECKING:
+    from lmhead.app.text import Language
+
+HOST = "127.0.0.1"
+
+
+def launch(
+    sources: Sequence[str] = (),
+    host: str | None = None,
+    port: int | None = None,
+    language: Language | None = None,
+    browser: bool = False,
+    block: bool = True,
+) -> Any:
+    """Serve the page.
+
+    Args:
+        sources: paths of runs, models or GGUF files, or hub ids in the cache; none takes the newest
+            run in `runs/`, else SmolLM2 where its package is installed.
+        host: to listen on; None takes GRADIO_SERVER_NAME, else 127.0.0.1.
+        port: None takes GRADIO_SERVER_PORT, else the first free one from 7860.
+        language: "en" or "zh" to begin with; None goes by the browser.
+        browser: open it there.
+        block: serve until interrupted; else go on, and `close()` on what is returned ends it.
+
+    Raises:
+        LMHeadError: gradio is missing, a source cannot be shown, no port is free.
+    """
+    opened = tuple(open_source(source) for source in sources) or default_sources()
+    shell = _shell()
+    page = shell.build(opened, language)
+    try:
+        page.launch(
+            server_name=host or os.environ.get("GRADIO_SERVER_NAME", HOST),
+            server_port=port,
+            inbrowser=browser,
+            prevent_thread_lock=True,
+            share=False,
+            quiet=True,
+            ssr_mode=False,
+            footer_links=[],
+            enable_monitoring=False,
+            mcp_server=False,
+            theme=shell.theme(),
+            css_paths=shell.STYLE,
+        )
+    except OSError as error:
+        raise LMHeadError(f"the page cannot be served: {error}", "name another --port") from error
+    if block:
+        page.block_thread()
+    return page
+
+
+def _shell() -> Any:
+    try:
+        from lmhead.app import shell
+    except ModuleNotFoundError as error:
+        if error.name != "gradio":
+            raise
+        raise LMHeadError(
+            "the page needs gradio, which is not installed", "pip install 'lmhead[app]'"
+        ) from error
+    return shell
