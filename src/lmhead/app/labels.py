@@ -29,8 +29,8 @@ class Named:
 def place(points: Sequence[Named], inside: Box) -> list[str]:
     """The names as SVG texts.
 
-    What finds room at the height of a narrow screen is shown on all; what finds room only at that of
-    a wide one has the class `fine`, which narrow screens hide.
+    What finds room at the height of a narrow screen is shown on all; what finds room only at that
+    of a wide one has the class `fine`, which narrow screens hide.
     """
     found: list[str] = []
     spots: dict[Named, int] = {}

@@ -14,9 +14,7 @@ HEIGHT = 520
 EDGE = 12.0
 
 
-def draw(
-    words: Map, points: Points, chosen: int, near: Collection[int], language: Language
-) -> str:
+def draw(words: Map, points: Points, chosen: int, near: Collection[int], language: Language) -> str:
     """One end's words in the plane.
 
     Args:
@@ -45,8 +43,8 @@ def draw(
             parts.append(_link(row, marker("s0", x, y, name, 5)))
             then.append(Named(x, y, name, 5, "name s0"))
         else:
-            dot = f'<circle class="dot" cx="{x}" cy="{y}" r="3"><title>{escape(name)}</title></circle>'
-            parts.append(_link(row, dot))
+            dot = f'<circle class="dot" cx="{x}" cy="{y}" r="3">'
+            parts.append(_link(row, f"{dot}<title>{escape(name)}</title></circle>"))
             last.append(Named(x, y, name, 3))
     parts += place([*first, *then, *last], (0, 0, WIDTH, HEIGHT))
     label = text(
