@@ -56,7 +56,8 @@ def launch(
             enable_monitoring=False,
             mcp_server=False,
             theme=shell.theme(),
-            css_paths=shell.STYLE,
+            css_paths=shell.STYLES,
+            head=shell.head(),
         )
     except OSError as error:
         raise LMHeadError(f"the page cannot be served: {error}", "name another --port") from error

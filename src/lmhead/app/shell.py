@@ -19,9 +19,10 @@ import gradio as gr
 
 from lmhead.app.sources import Models, Source
 from lmhead.app.text import Language, text
+from lmhead.lab.page import chart_style
 
-TABS = ("write",)
-STYLE = Path(__file__).with_name("style.css")
+TABS = ("write", "read", "decide", "cost")
+STYLES = [Path(__file__).with_name(name) for name in ("style.css", "tabs.css")]
 SYSTEM = ("system-ui", "-apple-system", "Segoe UI", "Noto Sans", "Noto Sans CJK SC", "sans-serif")
 MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "Noto Sans Mono", "monospace")
 # Gradio follows the viewer's preference; this turns it over. `lang` is what screen readers go by.
@@ -45,7 +46,10 @@ class Shared:
         language: the component whose value is "en" or "zh": an input of whatever draws text.
         start: the language that the page is built in.
         page: the gr.Blocks around all, for its `load` event.
+        tab: the one that is being built, for its `select` event.
     """
+
+    tab: gr.Tab
 
     def __init__(self, page: gr.Blocks, sources: Sequence[Source], start: Language) -> None:
         self.page, self.sources, self.start = page, tuple(sources), start
@@ -110,12 +114,18 @@ def build(sources: Sequence[Source], language: Language | None = None) -> gr.Blo
             shared.say(gr.Markdown(elem_id="empty"), value="empty")
         with gr.Tabs():
             for name in TABS:
-                with shared.say(gr.Tab(id=name, elem_id=f"tab-{name}"), label=f"tab.{name}"):
+                shared.tab = shared.say(gr.Tab(id=name, elem_id=f"tab-{name}"), label=f"tab.{name}")
+                with shared.tab:
                     importlib.import_module(f"lmhead.app.tab_{name}").add(shared)
         shared.listen()
         if language is None:
             page.load(_browser_language, outputs=shared.language, **QUIET)
     return page
+
+
+def head() -> str:
+    """What stands in the page's head: how the lab's charts look, in light and dark."""
+    return f"<style>{chart_style('.charts', '.dark .charts')}</style>"
 
 
 def theme() -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from lmhead.app.text_tabs import TAB_TEXTS
+
 Language = Literal["en", "zh"]
 
 TEXTS: dict[str, tuple[str, str]] = {
@@ -34,6 +36,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     # Write
     "write.model": ("Model", "模型"),
     "write.prompt": ("Prompt", "提示"),
+    **TAB_TEXTS,
 }
 
 
