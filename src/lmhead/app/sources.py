@@ -20,6 +20,7 @@ from lmhead.runs import RunFolder, is_run
 
 if TYPE_CHECKING:
     from lmhead.models import Opened
+    from lmhead.scored import Scorer
 
 RUNS = Path("runs")  # where `make demo` and `lmhead compare` put theirs
 HELD = 3  # opened models at once
@@ -124,6 +125,7 @@ class Models:
         self.lock = threading.RLock()
         self._held = held
         self._futures: dict[Voice, Future[Opened]] = {}
+        self._scorers: dict[Voice, Scorer] = {}
         self._guard = threading.Lock()
 
     def start(self, voice: Voice) -> Future[Opened]:
@@ -134,6 +136,7 @@ class Models:
             self._futures[voice] = begun  # the last used stands last
             for old in [v for v, f in self._futures.items() if f.done()][: -self._held]:
                 del self._futures[old]
+                self._scorers.pop(old, None)
         if known is None:
             work: Callable[[], None] = lambda: self._open(voice, begun)  # noqa: E731
             threading.Thread(target=work, name=f"open {voice.name}", daemon=True).start()
@@ -146,6 +149,17 @@ class Models:
             LMHeadError: as `lmhead.models.open_source` raises it.
         """
         return self.start(voice).result()
+
+    def scorer(self, voice: Voice) -> Scorer:
+        """What scores texts with the opened model; raises as `open`."""
+        from lmhead.scored import Scorer
+
+        opened = self.open(voice)
+        with self._guard:
+            known = self._scorers.get(voice)
+            if known is None or known.opened is not opened:
+                known = self._scorers[voice] = Scorer(opened)
+            return known
 
     def _open(self, voice: Voice, begun: Future[Opened]) -> None:
         from lmhead.models import open_source as load
