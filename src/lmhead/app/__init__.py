@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lmhead.app.sources import default_sources, open_source
+from lmhead.app.sources import Models, default_sources, open_source, voices
 from lmhead.errors import LMHeadError
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def launch(
     """
     opened = tuple(open_source(source) for source in sources) or default_sources()
     shell = _shell()
-    page = shell.build(opened, language)
+    models = Models()
+    page = shell.build(opened, models, language)
     try:
         page.launch(
             server_name=host or os.environ.get("GRADIO_SERVER_NAME", HOST),
@@ -61,6 +62,8 @@ def launch(
         )
     except OSError as error:
         raise LMHeadError(f"the page cannot be served: {error}", "name another --port") from error
+    for voice in voices(opened)[:1]:
+        models.start(voice)  # it is there, or nearly, when the browser asks
     if block:
         page.block_thread()
     return page

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from markupsafe import Markup, escape
 
+from lmhead.lab.page import percent
+
 Text = str | Markup  # what is no Markup is escaped
 
 
@@ -39,6 +41,13 @@ def figure(chart: str, says: Text, key: str = "") -> Markup:
         return Markup("")
     return Markup("<figure>{}{}<figcaption>{}</figcaption></figure>").format(
         Markup(key), Markup(chart), says
+    )
+
+
+def probability(p: float, kept: bool = True) -> Markup:
+    """A probability on a bar of its length; the bar is hollow where it is not kept."""
+    return Markup('<span class="probability {}" style="--part: {}%"><span>{}</span></span>').format(
+        "kept" if kept else "cut", f"{100 * p:.2f}", percent(p)
     )
 
 

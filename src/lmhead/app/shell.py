@@ -17,11 +17,13 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read while gradio is importe
 
 import gradio as gr
 
-from lmhead.app.sources import Models, Source
+from lmhead.app.desk import Desk
+from lmhead.app.markup import note
+from lmhead.app.sources import Models, Source, voices
 from lmhead.app.text import Language, text
 from lmhead.lab.page import chart_style
 
-TABS = ("write", "read", "decide", "cost")
+TABS = ("write", "layers", "read", "decide", "cost")
 STYLES = [Path(__file__).with_name(name) for name in ("style.css", "tabs.css")]
 SYSTEM = ("system-ui", "-apple-system", "Segoe UI", "Noto Sans", "Noto Sans CJK SC", "sans-serif")
 MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "Noto Sans Mono", "monospace")
@@ -43,6 +45,7 @@ class Shared:
 
     Attributes:
         sources, models: the sources, and the models opened from them.
+        desk: the models by name, and what they write.
         language: the component whose value is "en" or "zh": an input of whatever draws text.
         start: the language that the page is built in.
         page: the gr.Blocks around all, for its `load` event.
@@ -51,9 +54,12 @@ class Shared:
 
     tab: gr.Tab
 
-    def __init__(self, page: gr.Blocks, sources: Sequence[Source], start: Language) -> None:
+    def __init__(
+        self, page: gr.Blocks, sources: Sequence[Source], models: Models, start: Language
+    ) -> None:
         self.page, self.sources, self.start = page, tuple(sources), start
-        self.models = Models()
+        self.models = models
+        self.desk = Desk(voices(sources), models)
         self._said: list[tuple[Any, dict[str, str]]] = []
         self.language = self.say(
             gr.Radio(
@@ -72,6 +78,14 @@ class Shared:
             setattr(component, name, text(key, self.start))
         self._said.append((component, keys))
         return component
+
+    def stops(self, button: gr.Button, status: gr.HTML, events: Any) -> None:
+        """Let a button stop what waits; it hides itself and says so in the status."""
+
+        def stopped(language: Language) -> tuple[Any, Any]:
+            return note(text("stopped", language)), gr.update(visible=False)
+
+        button.click(stopped, self.language, [status, button], cancels=events, **QUIET)
 
     def listen(self) -> None:
         """Let the language reach everything said. Called once, after the tabs are built."""
@@ -109,15 +123,18 @@ def drawing(name: str, script: str | None = None) -> gr.HTML:
     )
 
 
-def build(sources: Sequence[Source], language: Language | None = None) -> gr.Blocks:
+def build(
+    sources: Sequence[Source], models: Models | None = None, language: Language | None = None
+) -> gr.Blocks:
     """The page.
 
     Args:
         sources: what to show; none gives a page that says what to do.
+        models: those opened, or being opened, already.
         language: to begin with; None goes by the browser.
     """
     with gr.Blocks(title="lmhead", analytics_enabled=False) as page:
-        shared = Shared(page, sources, language or "en")
+        shared = Shared(page, sources, models or Models(), language or "en")
         with gr.Row(elem_id="top"):
             with gr.Column(scale=4, min_width=200):
                 title = gr.Markdown(elem_id="title")
@@ -147,7 +164,7 @@ def head() -> str:
 def theme() -> Any:
     """Plain, and with the fonts of the reader's system: nothing is fetched."""
     return gr.themes.Base(
-        primary_hue="teal",
+        primary_hue="blue",
         neutral_hue="slate",
         font=SYSTEM,
         font_mono=MONO,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from lmhead.app.text_tabs import TAB_TEXTS
+from lmhead.app.text_write import WRITE_TEXTS
 
 Language = Literal["en", "zh"]
 
@@ -33,9 +34,10 @@ TEXTS: dict[str, tuple[str, str]] = {
     ),
     "tab.write": ("Write", "写"),
     "tab.layers": ("Layers", "逐层"),
-    # Write
-    "write.model": ("Model", "模型"),
-    "write.prompt": ("Prompt", "提示"),
+    "stop": ("Stop", "停止"),
+    "stopped": ("Stopped.", "已停止。"),
+    "opening": ("Opening {model}: {seconds} s", "正在打开 {model}：{seconds} 秒"),
+    **WRITE_TEXTS,
     **TAB_TEXTS,
 }
 

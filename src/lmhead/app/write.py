@@ -15,6 +15,7 @@ from lmhead.app.sources import Models, Voice
 from lmhead.errors import LMHeadError
 
 if TYPE_CHECKING:
+    from lmhead.app.layers import Layers
     from lmhead.predict import NextToken, Prediction
     from lmhead.scored import Scored, Scorer
 
@@ -71,7 +72,7 @@ class Step:
 
     prediction: Prediction
     nucleus: Nucleus
-    word: Word | None
+    word: Word
     taken: int
     text: str
     same: bool
@@ -109,7 +110,7 @@ class Writer:
             voice: the model.
             prompt: what it reads; special tokens are added as its tokenizer does.
             taken: ids of the words taken, as tokens of `lead`.
-            chosen: the id to explain, a token of `lead`; None for none.
+            chosen: the id to explain, a token of `lead`; None for the first of the table.
             lead: the model whose table the words are taken from; None for `voice` itself. A model
                 with another vocabulary reads the text of the words instead.
             k, by: rows of the table, and "logit" or "cosine", as in `lmhead predict`.
@@ -143,11 +144,25 @@ class Writer:
             scored = self._scored(voice, scorer, ids)
             table = tabulate(scorer, scored, prompt, k, by, notes)
             shown = [token.id for token in table.tokens]
-            word = None
-            if chosen is not None and same and chosen < len(scored.logits):
-                word = explain(scorer, scored, chosen)
+            meant = chosen if same and chosen is not None else shown[0]
+            word = explain(scorer, scored, meant)
             drawn = nucleus(scored, shown, temperature, top_p)
         return Step(table, drawn, word, len(taken) if same else 0, said, same)
+
+    def layers(self, voice: Voice, prompt: str, k: int = 3) -> Layers:
+        """What the head would write from every layer's hidden state after a prompt.
+
+        Raises:
+            LMHeadError: as `step`, and as `read_layers`.
+        """
+        from lmhead.app.layers import read_layers
+        from lmhead.prompt import read_prompt
+        from lmhead.quiet import quiet
+
+        scorer = self.models.scorer(voice)
+        with self.models.lock, quiet():
+            ids, _ = read_prompt(scorer.tokenizer, prompt, scorer.context)
+            return read_layers(scorer, self._scored(voice, scorer, ids), k)
 
     def _same_words(self, voice: Voice, lead: Voice) -> bool:
         """Whether both have the same vocabulary, so that an id means the same to both."""
