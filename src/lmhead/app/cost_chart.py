@@ -11,6 +11,7 @@ from lmhead.lab.page import percent
 from lmhead.lab.scale_charts import HEIGHT, Axes
 from lmhead.lab.scale_words import amount
 from lmhead.lab.svg import LEFT, TOP, marker, series, svg
+from lmhead.lab.svg import text as label
 
 
 def draw(cost: Cost, models: Sequence[Known], language: Language) -> str:
@@ -25,6 +26,7 @@ def draw(cost: Cost, models: Sequence[Known], language: Language) -> str:
     axes = Axes([*(m.total for m in models), *(side.total for side in own.values())], [0.0, 100.0])
     kinds = series(own)
     parts = axes.grid(text("cost.axis", language))
+    parts.append(label(LEFT - 10, TOP + 2, "%", anchor="end"))
     width, height = axes.right - LEFT, axes.bottom - TOP
     parts.append(  # cuts off what lies outside
         f'<svg x="{LEFT}" y="{TOP}" width="{width}" height="{height}" '
@@ -44,11 +46,11 @@ def draw(cost: Cost, models: Sequence[Known], language: Language) -> str:
     mine = []
     for name, side in own.items():
         x, y = axes.x(side.total), axes.y(100 * side.share)
-        label = text(f"cost.{name}", language)
-        title = f"{label}: {amount(side.total)}, {percent(side.share)}"
+        said = text(f"cost.{name}", language)
+        title = f"{said}: {amount(side.total)}, {percent(side.share)}"
         parts.append(f'<circle class="ring" cx="{x}" cy="{y}" r="12"/>')
         parts.append(marker(kinds[name], x, y, title, 7))
-        mine.append(Named(x, y, f"{label} {percent(side.share)}", 12, f"name {kinds[name]}"))
+        mine.append(Named(x, y, f"{said} {percent(side.share)}", 12, f"name {kinds[name]}"))
     parts += place([*mine, *_apart(named)], (LEFT, 0, axes.right, axes.bottom))
     alt = text(
         "cost.alt",

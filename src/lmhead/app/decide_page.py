@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from lmhead.app.decide import Decision
 from lmhead.app.decide_words import in_chinese, pair_words, sentence, verdict_words
-from lmhead.app.markup import figure, filled, heading, note, side_by_side, table
+from lmhead.app.markup import coded, figure, filled, heading, note, side_by_side, table
 from lmhead.app.text import Language, text
 from lmhead.lab import charts
 from lmhead.lab.curves import NORMS
@@ -143,7 +143,7 @@ def _losses(one: Decision, language: Language, say: Say) -> list[Markup]:
 
 def _shares(one: Decision, language: Language, say: Say) -> list[Markup]:
     if one.ends is None:
-        return [heading(say("share"), 4), note(say("share.none"))]
+        return [heading(say("share"), 4), note(coded(say("share.none")))]
     shown = [curve.name for curve in one.ends.share["l1"] if curve.x]
     figures = []
     for norm in NORMS:

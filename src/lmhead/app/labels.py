@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from lmhead.lab.svg import text
 
-# Heights of text, as the charts' style sheet has them: on a wide screen, and on a narrow one.
-WIDE, NARROW = 13, 22
+# Heights of a name, as tabs.css has them: on a wide screen, and on a narrow one.
+WIDE, NARROW = 15, 22
 GAP = 3.0
 _CJK = 0x2E80  # from here on a letter is as wide as it is high
 
@@ -27,7 +27,7 @@ class Named:
 
 
 def place(points: Sequence[Named], inside: Box) -> list[str]:
-    """The names as SVG texts.
+    """The names as SVG texts. None covers another or another point's mark.
 
     What finds room at the height of a narrow screen is shown on all; what finds room only at that
     of a wide one has the class `fine`, which narrow screens hide.
@@ -36,6 +36,7 @@ def place(points: Sequence[Named], inside: Box) -> list[str]:
     spots: dict[Named, int] = {}
     for height, fine in ((NARROW, ""), (WIDE, " fine")):
         taken = [_spot(point, height, side)[0] for point, side in spots.items()]
+        taken += [_mark(point) for point in points]
         for point in points:
             if point in spots:
                 continue
@@ -61,6 +62,11 @@ def _spot(point: Named, height: float, side: int) -> tuple[Box, float, float, st
         (point.x, point.y + off + height / 2, point.x - width / 2, "middle"),
     )[side]
     return (left, y - height / 2, left + width, y + height / 2), x, y + 0.35 * WIDE, anchor
+
+
+def _mark(point: Named) -> Box:
+    half = 0.8 * point.size
+    return point.x - half, point.y - half, point.x + half, point.y + half
 
 
 def _within(box: Box, inside: Box) -> bool:

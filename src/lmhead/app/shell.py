@@ -107,6 +107,22 @@ class Shared:
         )
 
 
+def drawing(name: str, script: str | None = None) -> gr.HTML:
+    """A place for what a tab draws itself, with the look of the lab's charts.
+
+    Args:
+        name: its id.
+        script: runs in the browser when it is there.
+    """
+    return gr.HTML(
+        elem_id=name,
+        elem_classes="charts",
+        js_on_load=script,
+        apply_default_css=False,
+        padding=True,
+    )
+
+
 def build(
     sources: Sequence[Source], models: Models | None = None, language: Language | None = None
 ) -> gr.Blocks:

@@ -6,7 +6,7 @@ import gradio as gr
 
 from lmhead.app.cost import DTYPES, HEAD_WIDTH, cost
 from lmhead.app.cost_page import cost_html
-from lmhead.app.shell import QUIET, Shared
+from lmhead.app.shell import QUIET, Shared, drawing
 from lmhead.app.text import Language
 
 START = (49_152, 576, 30)  # SmolLM2-135M's vocabulary, width and layers
@@ -40,7 +40,7 @@ def add(shared: Shared) -> None:
     dtype = shared.say(
         gr.Radio(list(DTYPES), value="bfloat16", elem_id="cost-dtype"), label="cost.dtype"
     )
-    page = gr.HTML(elem_id="cost-page", elem_classes="charts")
+    page = drawing("cost-page")
 
     def draw(vocab: int, width: int, layers: int, dtype: str, language: Language) -> str:
         return cost_html(cost(int(vocab), int(width), int(layers), dtype), language)

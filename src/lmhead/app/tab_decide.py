@@ -9,20 +9,24 @@ import gradio as gr
 from lmhead.app.decide import known_runs, open_decision
 from lmhead.app.decide_page import decisions_html
 from lmhead.app.markup import coded, note
-from lmhead.app.shell import QUIET, Shared
+from lmhead.app.shell import QUIET, Shared, drawing
 from lmhead.app.text import Language, text
 from lmhead.errors import LMHeadError
 
 
 def add(shared: Shared) -> None:
     """Build the tab inside the current block."""
-    chosen = shared.say(
-        gr.CheckboxGroup(choices=[], elem_id="decide-runs"),
-        label="decide.runs",
-        info="decide.runs.info",
-    )
-    again = shared.say(gr.Button(size="sm", elem_id="decide-again"), value="decide.again")
-    page = gr.HTML(elem_id="decide-page", elem_classes="charts")
+    with gr.Row(equal_height=True):
+        chosen = shared.say(
+            gr.CheckboxGroup(choices=[], elem_id="decide-runs", scale=5),
+            label="decide.runs",
+            info="decide.runs.info",
+        )
+        again = shared.say(
+            gr.Button(size="sm", elem_id="decide-again", scale=1, min_width=120),
+            value="decide.again",
+        )
+    page = drawing("decide-page")
 
     def choose(names: list[str]) -> Any:
         known = list(known_runs(shared.sources))

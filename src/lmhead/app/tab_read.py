@@ -8,12 +8,13 @@ from typing import Any
 
 import gradio as gr
 
-from lmhead.app.markup import coded, note
+from lmhead.app.markup import note
 from lmhead.app.read import Tables, draw_map, find, frequent_words, look, open_tables
 from lmhead.app.read_page import map_html, word_html
-from lmhead.app.shell import QUIET, Shared
+from lmhead.app.shell import QUIET, Shared, drawing
 from lmhead.app.sources import Voice, voices
 from lmhead.app.text import Language, text
+from lmhead.checkpoint.token_texts import row_of
 from lmhead.errors import LMHeadError
 from lmhead.runs import RunFolder
 
@@ -53,18 +54,18 @@ def add(shared: Shared) -> None:
             gr.Radio([], elem_id="read-found", scale=2, min_width=300), label="read.found"
         )
     with gr.Row():
-        status = gr.HTML(elem_id="read-status")
+        status = gr.HTML(elem_id="read-status", elem_classes="charts", visible=False)
         stop = shared.say(
             gr.Button(size="sm", visible=False, elem_id="read-stop"), value="read.cancel"
         )
-    lists = gr.HTML(elem_id="read-page", elem_classes="charts", js_on_load=SELECT)
+    lists = drawing("read-page", SELECT)
     own = shared.say(gr.Textbox(elem_id="read-own"), label="read.own", info="read.own.info")
-    drawing = gr.HTML(elem_id="read-map", elem_classes="charts", js_on_load=SELECT)
+    places = drawing("read-map", SELECT)
 
     def load(name: str | None, language: Language) -> Iterator[tuple[Any, ...]]:
         """The status, the button that stops, what is found, and what was typed for it."""
         if name is None:
-            yield note(text("read.nothing", language)), gr.update(visible=False), gr.skip(), ""
+            yield _status(text("read.nothing", language)), _HIDDEN, gr.skip(), ""
             return
         try:
             if name not in held:
@@ -73,23 +74,23 @@ def add(shared: Shared) -> None:
                         held[name] = step
                         break
                     said = text("read.loading", language, name=name, share=round(100 * step))
-                    yield note(said), gr.update(visible=True), gr.skip(), gr.skip()
+                    yield _status(said), gr.update(visible=True), gr.skip(), gr.skip()
                 for old in list(held)[:-HELD]:
                     del held[old]
         except LMHeadError as error:
-            failed = note(coded(str(error)), "error")
-            yield failed, gr.update(visible=False), gr.update(choices=[], value=None), ""
+            none = gr.update(choices=[], value=None)
+            yield _status(str(error), "error"), _HIDDEN, none, ""
             return
         row = _first(held[name])
-        yield "", gr.update(visible=False), _choices(held[name], [row], row), ""
+        yield _HIDDEN, _HIDDEN, _choices(held[name], [row], row), ""
 
-    def search(name: str | None, words: str, language: Language) -> tuple[Any, str]:
+    def search(name: str | None, words: str, language: Language) -> tuple[Any, Any]:
         if name not in held or not words:
-            return gr.skip(), ""
+            return gr.skip(), _HIDDEN
         rows = find(held[name], words)
         if rows:
-            return _choices(held[name], rows, rows[0]), ""
-        return gr.skip(), note(text("read.none", language, typed=words))
+            return _choices(held[name], rows, rows[0]), _HIDDEN
+        return gr.skip(), _status(text("read.none", language, typed=words))
 
     def draw(
         name: str | None, row: int | None, way: str, words: str, language: Language
@@ -100,8 +101,8 @@ def add(shared: Shared) -> None:
         word = look(tables, row, "dot" if way == "dot" else "cosine")
         focus = [row, *(near.row for end in word.ends for near in end.neighbours)]
         try:
-            places = draw_map(tables, words, word.by, chinese=language == "zh", focus=focus)
-            below = map_html(places, word, language)
+            drawn = draw_map(tables, words, word.by, chinese=language == "zh", focus=focus)
+            below = map_html(drawn, word, language)
         except LMHeadError as error:
             below = note(str(error), "error")
         return word_html(tables, word, language), below
@@ -109,27 +110,34 @@ def add(shared: Shared) -> None:
     def select(name: str, event: gr.EventData) -> Any:
         return _choices(held[name], [event.row], event.row)
 
-    drawn = {
+    redraw = {
         "fn": draw,
         "inputs": [model, found, by, own, shared.language],
-        "outputs": [lists, drawing],
+        "outputs": [lists, places],
         **QUIET,
     }
     # fmt: off
     loading = gr.on([shared.tab.select, model.input], load, [model, shared.language],
                     [status, stop, found, typed], **QUIET)
-    loading.then(**drawn)
+    loading.then(**redraw)
     stop.click(
-        lambda language: (note(text("read.stopped", language)), gr.update(visible=False)),
+        lambda language: (_status(text("read.stopped", language)), _HIDDEN),
         shared.language, [status, stop], cancels=loading, **QUIET,
     )
     typed.input(search, [model, typed, shared.language], [found, status],
-                trigger_mode="always_last", **QUIET).then(**drawn)
-    gr.on([lists.select, drawing.select], select, model, found, **QUIET).then(**drawn)
-    gr.on([found.input, by.input, own.change], trigger_mode="always_last", **drawn)
+                trigger_mode="always_last", **QUIET).then(**redraw)
+    gr.on([lists.select, places.select], select, model, found, **QUIET).then(**redraw)
+    gr.on([found.input, by.input, own.change], trigger_mode="always_last", **redraw)
     shared.language.change(lambda language: gr.update(choices=_ways(language)),
-                           shared.language, by, **QUIET).then(**drawn)
+                           shared.language, by, **QUIET).then(**redraw)
     # fmt: on
+
+
+_HIDDEN: Any = gr.update(visible=False)
+
+
+def _status(words: str, kind: str = "note") -> Any:
+    return gr.update(value=note(words, kind), visible=True)
 
 
 def folder_of(voice: Voice) -> Path:
@@ -148,5 +156,6 @@ def _choices(tables: Tables, rows: list[int], chosen: int) -> Any:
 
 def _first(tables: Tables) -> int:
     """The word that is looked at first."""
-    known = [found[0] for word in FIRST if (found := find(tables, word))]
-    return next(iter([*known, *frequent_words(tables)]), 0)
+    known = [row for word in FIRST if (row := row_of(tables.rows, word)) is not None]
+    letters = [row for row, text in enumerate(tables.texts) if text.strip().isalpha()]
+    return next(iter([*known, *frequent_words(tables), *letters]), 0)
