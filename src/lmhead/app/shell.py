@@ -29,7 +29,7 @@ SYSTEM = ("system-ui", "-apple-system", "Segoe UI", "Noto Sans", "Noto Sans CJK 
 MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "Noto Sans Mono", "monospace")
 # Gradio follows the viewer's preference; this turns it over. `lang` is what screen readers go by.
 TURN = "() => { document.body.classList.toggle('dark'); }"
-SAY_LANGUAGE = "(l) => { document.documentElement.lang = l === 'zh' ? 'zh-CN' : 'en'; return l; }"
+SAY_LANGUAGE = "(l) => { document.documentElement.lang = l === 'zh' ? 'zh-CN' : 'en'; }"
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
@@ -98,13 +98,8 @@ class Shared:
             ]
 
         components = [component for component, _ in said]
-        self.language.change(
-            texts,
-            self.language,
-            components,
-            js=SAY_LANGUAGE,
-            **QUIET,
-        )
+        self.language.change(texts, self.language, components, **QUIET)
+        self.language.change(None, self.language, js=SAY_LANGUAGE)
 
 
 def drawing(name: str, script: str | None = None) -> gr.HTML:
