@@ -495,7 +495,8 @@ def test_a_recipe_has_its_page_in_the_same_style(page, tmp_path):
 
 def test_templates_are_in_the_package():
     folder = Path(charts.__file__).parent
-    names = {path.name.removesuffix(".html.jinja") for path in folder.glob("*.jinja")}
+    assert (folder / "chart.css.jinja").is_file()
+    names = {path.name.removesuffix(".html.jinja") for path in folder.glob("*.html.jinja")}
     assert names == {"page", "report", "recipe", "scale", "translation", "why"}
     for name in names - {"page"}:
         assert "page.html.jinja" in (folder / f"{name}.html.jinja").read_text("utf-8")

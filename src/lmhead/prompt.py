@@ -119,15 +119,15 @@ def token_text(tokenizer: Any, i: int, before: int | None = None) -> tuple[str, 
     if piece is None:
         return f"<row {i}>", "row"
     if isinstance(piece, bytes):
-        return _from_bytes(piece)
+        return bytes_text(piece)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoder = repr(getattr(backend, "decoder", ""))
     if backend is not None and backend.decoder is None:
         return piece, "text"  # decoding would only join the pieces with spaces
     if "ByteLevel" in decoder and all(c in BYTE_OF for c in piece):
-        return _from_bytes(bytes(BYTE_OF[c] for c in piece))
+        return bytes_text(bytes(BYTE_OF[c] for c in piece))
     if re.fullmatch(r"<0x[0-9A-F]{2}>", piece):
-        return _from_bytes(bytes([int(piece[3:5], 16)]))
+        return bytes_text(bytes([int(piece[3:5], 16)]))
     plain: dict[str, Any] = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
     alone = str(tokenizer.decode([i], **plain))
     if before is None:
@@ -136,8 +136,8 @@ def token_text(tokenizer: Any, i: int, before: int | None = None) -> tuple[str, 
     return (str(pair[len(first) :]) if pair.startswith(first) else alone), "text"
 
 
-def _from_bytes(raw: bytes) -> tuple[str, str]:
-    """Bytes as text; those that are no UTF-8 as `<0xE5>`."""
+def bytes_text(raw: bytes) -> tuple[str, str]:
+    """Bytes as text, those that are no UTF-8 as `<0xE5>`; "bytes" if these are all, else "text"."""
     text = raw.decode("utf-8", "surrogateescape")
     stray = re.compile("[\udc80-\udcff]")
     shown = stray.sub(lambda m: f"<0x{ord(m[0]) - 0xDC00:02X}>", text)

@@ -29,6 +29,7 @@ COMMANDS = {
     "scale": "Train both ways at several sizes, and forecast larger ones where that holds.",
     "report": "Make a run's report.html and verdict again, without training.",
     "predict": "Show a model's next-token table, each logit split into length and direction.",
+    "app": "Open a page that shows both ends of a model or a run at work.",
     "geometry": "How a checkpoint's tables lie, alone and beside those of another.",
     "inspect": "What a checkpoint really holds at its two ends: the verdict, and why.",
     "check": "What is wrong in a checkpoint, one line a finding; exit 1 if there is any.",

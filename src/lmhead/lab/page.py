@@ -25,12 +25,7 @@ CONTROLS = {"\n": "↵", "\t": "⇥", " ": "␣"}
 
 def write_page(path: Path, template: str, **values: Any) -> None:
     """Fill a template of this folder and write it, whole or not at all."""
-    environment = Environment(
-        loader=PackageLoader("lmhead", "lab"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = _environment()
     environment.filters.update(
         number=number,
         signed=signed,
@@ -43,6 +38,26 @@ def write_page(path: Path, template: str, **values: Any) -> None:
         svg=Markup,
     )
     write_atomic(path, environment.get_template(template).render(**values))
+
+
+def chart_style(inside: str, dark: str) -> str:
+    """The style sheet of charts that stand inside a selector, as nested rules.
+
+    Args:
+        inside: the selector, for example ".charts".
+        dark: that of the same place where it is dark, for example ".dark .charts".
+    """
+    sheet: Any = _environment().get_template("chart.css.jinja").module
+    return f"{inside} {{ {sheet.light()}{sheet.rules()} }}\n{dark} {{ {sheet.dark()} }}\n"
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("lmhead", "lab"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -1,0 +1,82 @@
+"""Names beside the points of a chart: as many as find room, the first ones first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lmhead.lab.svg import text
+
+# Heights of a name, as tabs.css has them: on a wide screen, and on a narrow one.
+WIDE, NARROW = 15, 22
+GAP = 3.0
+_CJK = 0x2E80  # from here on a letter is as wide as it is high
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+
+@dataclass(frozen=True)
+class Named:
+    """A point with a name; `size` is the radius of its mark, `kind` more classes of the name."""
+
+    x: float
+    y: float
+    name: str
+    size: float = 4.0
+    kind: str = ""
+
+
+def place(points: Sequence[Named], inside: Box) -> list[str]:
+    """The names as SVG texts. None covers another or another point's mark.
+
+    What finds room at the height of a narrow screen is shown on all; what finds room only at that
+    of a wide one has the class `fine`, which narrow screens hide.
+    """
+    found: list[str] = []
+    spots: dict[Named, int] = {}
+    for height, fine in ((NARROW, ""), (WIDE, " fine")):
+        taken = [_spot(point, height, side)[0] for point, side in spots.items()]
+        taken += [_mark(point) for point in points]
+        for point in points:
+            if point in spots:
+                continue
+            for side in range(4):
+                box, x, y, anchor = _spot(point, height, side)
+                if _within(box, inside) and not any(_overlap(box, other) for other in taken):
+                    taken.append(box)
+                    spots[point] = side
+                    kind = f"label {point.kind}".strip() + fine
+                    found.append(text(round(x, 1), round(y, 1), point.name, kind, anchor))
+                    break
+    return found
+
+
+def _spot(point: Named, height: float, side: int) -> tuple[Box, float, float, str]:
+    """The room of a name right of, left of, above or below its point, and where its text begins."""
+    width = height * sum(1.0 if ord(c) >= _CJK else 0.58 for c in point.name)
+    off = point.size + GAP
+    x, y, left, anchor = (
+        (point.x + off, point.y, point.x + off, "start"),
+        (point.x - off, point.y, point.x - off - width, "end"),
+        (point.x, point.y - off - height / 2, point.x - width / 2, "middle"),
+        (point.x, point.y + off + height / 2, point.x - width / 2, "middle"),
+    )[side]
+    return (left, y - height / 2, left + width, y + height / 2), x, y + 0.35 * WIDE, anchor
+
+
+def _mark(point: Named) -> Box:
+    half = 0.8 * point.size
+    return point.x - half, point.y - half, point.x + half, point.y + half
+
+
+def _within(box: Box, inside: Box) -> bool:
+    return (
+        inside[0] <= box[0]
+        and inside[1] <= box[1]
+        and box[2] <= inside[2]
+        and box[3] <= inside[3]
+    )  # fmt: skip
+
+
+def _overlap(one: Box, two: Box) -> bool:
+    return one[0] < two[2] and two[0] < one[2] and one[1] < two[3] and two[1] < one[3]
