@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lmhead.app.sources import Models, default_sources, open_source, voices
+from lmhead.app.sources import Models, Source, default_sources, open_source, voices
 from lmhead.errors import LMHeadError
 
 if TYPE_CHECKING:
@@ -18,15 +21,44 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 
 
+@dataclass(frozen=True)
+class Serving:
+    """A page that is served.
+
+    `url` is where, `sources` is what it shows, `page` is gradio's own object.
+    """
+
+    url: str
+    sources: tuple[Source, ...]
+    page: Any
+
+    def to_dict(self) -> dict[str, Any]:
+        """Address and sources as plain data, with `schema_version`, for `--json`."""
+        shown = [
+            {"name": s.name, "kind": s.kind, "path": str(s.path), "arms": list(s.arms)}
+            for s in self.sources
+        ]
+        return {"schema_version": 1, "url": self.url, "sources": shown}
+
+    def wait(self) -> None:
+        """Serve until the process is interrupted."""
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
+        self.close()
+
+    def close(self) -> None:
+        """Serve no longer."""
+        self.page.close(verbose=False)
+
+
 def launch(
     sources: Sequence[str] = (),
     host: str | None = None,
     port: int | None = None,
     language: Language | None = None,
     browser: bool = False,
-    block: bool = True,
-) -> Any:
-    """Serve the page.
+) -> Serving:
+    """Begin to serve the page, in threads of this process: `wait()` on what is returned.
 
     Args:
         sources: paths of runs, models or GGUF files, or hub ids in the cache; none takes the newest
@@ -35,7 +67,6 @@ def launch(
         port: None takes GRADIO_SERVER_PORT, else the first free one from 7860.
         language: "en" or "zh" to begin with; None goes by the browser.
         browser: open it there.
-        block: serve until interrupted; else go on, and `close()` on what is returned ends it.
 
     Raises:
         LMHeadError: gradio is missing, a source cannot be shown, no port is free.
@@ -64,9 +95,7 @@ def launch(
         raise LMHeadError(f"the page cannot be served: {error}", "name another --port") from error
     for voice in voices(opened)[:1]:
         models.start(voice)  # it is there, or nearly, when the browser asks
-    if block:
-        page.block_thread()
-    return page
+    return Serving(page.local_url, opened, page)
 
 
 def _shell() -> Any:

@@ -2,4 +2,4 @@
 
 from lmhead.app import launch
 
-launch()
+launch().wait()

@@ -95,8 +95,8 @@ def read_layers(scorer: Scorer, scored: Scored, k: int = 3) -> Layers:
             f"{scorer.name}: {type(scorer.model).__name__} does more after its last layer than a "
             f"norm and a head: its logits differ by {apart:.3g}",
         )
-    logits[-1] = scored.logits  # the model's own, to the last digit
     logprobs = torch.log_softmax(logits, -1)
+    logprobs[-1] = scored.logprobs  # the model's own, to the last digit
     answer = int(scored.by_logit[0])
 
     def written(i: int, logprob: Tensor) -> Written:
@@ -163,11 +163,11 @@ def _all_go_on(scorer: Scorer, states: list[Tensor]) -> Iterator[None]:
     layers = _layers(scorer)
 
     def reads(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        states.append((args[0] if args else kwargs["hidden_states"])[:, -1:])
+        states.append(args[0] if args else kwargs["hidden_states"])
 
     def gives(module: Any, _args: Any, out: Any) -> Any:
         whole = out[0] if isinstance(out, tuple) else out
-        states.append(whole[:, -1:])
+        states.append(whole)
         if module is not layers[-1]:
             return None
         batch = torch.cat(states)

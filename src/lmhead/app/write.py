@@ -140,7 +140,8 @@ class Writer:
                 ids, notes = read_prompt(scorer.tokenizer, prompt, room)
                 ids = [*ids, *taken]
             else:
-                ids, notes = read_prompt(scorer.tokenizer, prompt + said, limit)
+                prompt += said
+                ids, notes = read_prompt(scorer.tokenizer, prompt, limit)
             scored = self._scored(voice, scorer, ids)
             table = tabulate(scorer, scored, prompt, k, by, notes)
             shown = [token.id for token in table.tokens]

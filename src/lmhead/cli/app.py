@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
+
+from lmhead.cli.output import print_json
 
 if TYPE_CHECKING:
     from lmhead.app.text import Language
@@ -36,15 +39,21 @@ Examples:
     "--language", type=click.Choice(["en", "zh"]), help="To begin with.  [default: the browser's]"
 )
 @click.option("--no-browser", is_flag=True, help="Only serve; do not open the browser.")
+@click.option("--json", "as_json", is_flag=True, help="Print address and sources as JSON.")
 def command(
     sources: tuple[str, ...],
     host: str | None,
     port: int | None,
     language: Language | None,
     no_browser: bool,
+    as_json: bool,
 ) -> None:
     from lmhead.app import launch
 
-    page = launch(sources, host, port, language, browser=not no_browser, block=False)
-    click.echo(f"{page.local_url}  (Ctrl-C ends it)")
-    page.block_thread()
+    serving = launch(sources, host, port, language, browser=not no_browser)
+    if as_json:
+        print_json(serving.to_dict())
+    else:
+        click.echo(f"{serving.url}  (Ctrl-C ends it)")
+    sys.stdout.flush()
+    serving.wait()
