@@ -17,13 +17,20 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 @dataclass(frozen=True)
 class Named:
-    """A point with a name; `size` is the radius of its mark, `kind` more classes of the name."""
+    """A point with a name.
+
+    Attributes:
+        size: the radius of its mark.
+        kind: more classes of the name.
+        must: shown even where it covers marks.
+    """
 
     x: float
     y: float
     name: str
     size: float = 4.0
     kind: str = ""
+    must: bool = False
 
 
 def place(points: Sequence[Named], inside: Box) -> list[str]:
@@ -32,19 +39,20 @@ def place(points: Sequence[Named], inside: Box) -> list[str]:
     What finds room at the height of a narrow screen is shown on all; what finds room only at that
     of a wide one has the class `fine`, which narrow screens hide.
     """
+    marks = [_mark(point) for point in points]
     found: list[str] = []
-    spots: dict[Named, int] = {}
+    sides: dict[Named, int] = {}
     for height, fine in ((NARROW, ""), (WIDE, " fine")):
-        taken = [_spot(point, height, side)[0] for point, side in spots.items()]
-        taken += [_mark(point) for point in points]
+        taken = [_spot(point, height, side)[0] for point, side in sides.items()]
         for point in points:
-            if point in spots:
+            if point in sides:
                 continue
+            clear = taken if point.must else [*taken, *marks]
             for side in range(4):
                 box, x, y, anchor = _spot(point, height, side)
-                if _within(box, inside) and not any(_overlap(box, other) for other in taken):
+                if _within(box, inside) and not any(_overlap(box, other) for other in clear):
                     taken.append(box)
-                    spots[point] = side
+                    sides[point] = side
                     kind = f"label {point.kind}".strip() + fine
                     found.append(text(round(x, 1), round(y, 1), point.name, kind, anchor))
                     break

@@ -38,7 +38,7 @@ def draw(words: Map, points: Points, chosen: int, near: Collection[int], languag
     for row, name, (x, y) in zip(words.rows, words.texts, at, strict=True):
         if row == chosen:
             parts.append(_link(row, marker("s1", x, y, name, 7)))
-            first.append(Named(x, y, name, 7, "name s1"))
+            first.append(Named(x, y, name, 7, "name s1", must=True))
         elif row in near:
             parts.append(_link(row, marker("s0", x, y, name, 5)))
             then.append(Named(x, y, name, 5, "name s0"))

@@ -167,6 +167,11 @@ def theme() -> Any:
         font=SYSTEM,
         font_mono=MONO,
         radius_size="sm",
+    ).set(  # what is said in small letters, dark enough to be read
+        body_text_color_subdued="*neutral_600",
+        block_info_text_color="*neutral_600",
+        body_text_color_subdued_dark="*neutral_300",
+        block_info_text_color_dark="*neutral_300",
     )
 
 
