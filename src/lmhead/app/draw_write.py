@@ -28,7 +28,7 @@ def reads_html(step: Step, language: Language) -> Markup:
             Markup('<p class="lead">{}</p><ol class="pieces">{}</ol>').format(
                 text("write.reads", language, n=len(read)), items
             ),
-            note(f"{ends} {step.prediction.ends}"),
+            note(f"{ends} ({step.prediction.ends})"),
             *(note(line, "note heed") for line in step.prediction.notes),
             *anew,
         ]
@@ -68,14 +68,10 @@ def next_html(step: Step, chosen: int | None, language: Language) -> Markup:
 def word_html(step: Step, language: Language) -> Markup:
     """How the chosen word's logit comes about, factor by factor."""
     w = step.word
+    n = f"{step.prediction.vocab:,}"
     longer = text("write.longer", language, share=percent(w.longer_than))
-    nearer = text("write.nearer", language, share=percent(w.nearer_than))
-    ranks = text(
-        "write.ranks",
-        language,
-        logit=f"{w.token.rank_by_logit:,}",
-        cosine=f"{w.token.rank_by_cosine:,}",
-    )
+    nearer = text("write.nearer", language, rank=f"{w.token.rank_by_cosine:,}", n=n)
+    ranked = text("write.ranked", language, rank=f"{w.token.rank_by_logit:,}", n=n)
     parts = [
         _factor("‖h‖", f"{w.hidden_scale * w.hidden_norm:.5g}", text("write.h", language)),
         _sign("·"),
@@ -90,7 +86,7 @@ def word_html(step: Step, language: Language) -> Markup:
     if w.softcap is not None:
         cap = text("write.cap", language)
         parts += [_sign("→"), _factor("c · tanh(z / c)", f"c = {w.softcap:g}", cap)]
-    parts += [_sign("="), _factor(text("write.logit", language), f"{w.token.logit:.3f}", ranks)]
+    parts += [_sign("="), _factor(text("write.logit", language), f"{w.token.logit:.3f}", ranked)]
     beyond = Markup("") if w.explained else note(text("write.beyond", language), "note heed")
     title = text("write.why", language, word=token(w.token.token), model=step.prediction.model)
     return (

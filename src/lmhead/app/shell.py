@@ -29,7 +29,7 @@ SYSTEM = ("system-ui", "-apple-system", "Segoe UI", "Noto Sans", "Noto Sans CJK 
 MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "Noto Sans Mono", "monospace")
 # Gradio follows the viewer's preference; this turns it over. `lang` is what screen readers go by.
 TURN = "() => { document.body.classList.toggle('dark'); }"
-SAY_LANGUAGE = "(l) => { document.documentElement.lang = l === 'zh' ? 'zh-CN' : 'en'; return l; }"
+SAY_LANGUAGE = "(l) => { document.documentElement.lang = l === 'zh' ? 'zh-CN' : 'en'; }"
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
@@ -102,7 +102,8 @@ class Shared:
 
         # Listeners of one event wait for each other: the labels are not to wait for the tabs.
         components = [self.language, *(component for component, _ in said)]
-        self.switch.change(texts, self.switch, components, js=SAY_LANGUAGE, **QUIET)
+        self.switch.change(None, self.switch, js=SAY_LANGUAGE)
+        self.switch.change(texts, self.switch, components, **QUIET)
 
 
 def drawing(name: str, script: str | None = None) -> gr.HTML:

@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from lmhead.app.markup import coded, note
-from lmhead.app.shell import QUIET, Shared
+from lmhead.app.shell import QUIET, Shared, drawing
 from lmhead.app.text import Language, text
 from lmhead.errors import LMHeadError
 
@@ -27,7 +27,7 @@ def add(shared: Shared) -> None:
         )
     status = gr.HTML(elem_id="layers-status")
     stop = shared.say(gr.Button(size="sm", visible=False, elem_id="layers-stop"), value="stop")
-    page = gr.HTML(elem_id="layers-page", elem_classes="charts")
+    page = drawing("layers-page")
 
     def draw(name: str | None, words: str, language: Language) -> Iterator[tuple[Any, ...]]:
         from lmhead.app.draw_layers import layers_html
@@ -45,7 +45,7 @@ def add(shared: Shared) -> None:
             return
         yield "", gr.update(visible=False), layers_html(found, language)
 
-    drawing = gr.on(
+    drawn = gr.on(
         [shared.tab.select, model.change, prompt.input, shared.language.change],
         draw,
         [model, prompt, shared.language],
@@ -53,4 +53,4 @@ def add(shared: Shared) -> None:
         trigger_mode="always_last",
         **QUIET,
     )
-    shared.stops(stop, status, drawing)
+    shared.stops(stop, status, drawn)

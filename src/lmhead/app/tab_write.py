@@ -9,7 +9,7 @@ import gradio as gr
 
 from lmhead.app.desk import Desk
 from lmhead.app.markup import coded, note
-from lmhead.app.shell import QUIET, Shared
+from lmhead.app.shell import QUIET, Shared, drawing
 from lmhead.app.text import Language, text
 from lmhead.app.write import Step
 from lmhead.errors import LMHeadError
@@ -48,24 +48,22 @@ def add(shared: Shared) -> None:
     prompt = say(
         gr.Textbox(desk.prompt, lines=2, max_lines=8, elem_id="write-prompt"), label="write.prompt"
     )
-    with gr.Row():
-        take = say(
-            gr.Button(variant="primary", size="sm", elem_id="write-take"), value="write.take"
-        )
+    with gr.Row(elem_classes="buttons"):
+        take = gr.Button(variant="primary", size="sm", elem_id="write-take")
+        say(take, value="write.take")
         undo = say(gr.Button(size="sm", elem_id="write-undo"), value="write.undo")
-    with gr.Row():
-        by = say(
-            gr.Radio(_ways(shared.start), value="logit", elem_id="write-by", min_width=260),
-            label="write.by",
-        )
-        temperature = say(
-            gr.Slider(0.1, 2.0, value=1.0, step=0.05, elem_id="write-temperature"),
-            label="write.temperature",
-        )
-        top_p = say(
-            gr.Slider(0.05, 1.0, value=1.0, step=0.05, elem_id="write-top-p"), label="write.top_p"
-        )
-        rows = say(gr.Slider(5, 40, value=10, step=1, elem_id="write-rows"), label="write.rows")
+    with say(gr.Accordion(open=False, elem_id="write-more"), label="write.more"):
+        by = say(gr.Radio(_ways(shared.start), value="logit", elem_id="write-by"), label="write.by")
+        with gr.Row():
+            temperature = say(
+                gr.Slider(0.1, 2.0, value=1.0, step=0.05, elem_id="write-temperature"),
+                label="write.temperature",
+            )
+            top_p = say(
+                gr.Slider(0.05, 1.0, value=1.0, step=0.05, elem_id="write-top-p"),
+                label="write.top_p",
+            )
+            rows = say(gr.Slider(5, 40, value=10, step=1, elem_id="write-rows"), label="write.rows")
     status = gr.HTML(elem_id="write-status")
     stop = say(gr.Button(size="sm", visible=False, elem_id="write-stop"), value="stop")
     with gr.Row():
@@ -174,12 +172,11 @@ class Settings(NamedTuple):
 
 
 def _panel(name: str, visible: bool = True) -> Panel:
-    with gr.Column(visible=visible, min_width=320, elem_id=f"write-{name}") as column:
-        parts = [
-            gr.HTML(elem_classes=f"charts {part}", js_on_load=PICK if part == "words" else None)
-            for part in ("reads", "words", "why")
-        ]
-    return Panel(column, *parts)
+    with gr.Column(visible=visible, min_width=260, elem_id=f"write-{name}") as column:
+        reads = drawing(f"write-{name}-reads")
+        table = drawing(f"write-{name}-table", script=PICK)
+        why = drawing(f"write-{name}-why")
+    return Panel(column, reads, table, why)
 
 
 def _drawn(step: Step, pick: int | None, language: Language) -> tuple[str, str, str]:

@@ -44,8 +44,8 @@ class Word:
 
     `product` is ‖h‖ · ‖W_i‖ · cos θ, of the hidden state scaled by `hidden_scale`; `logit` is
     cap(logit_scale · (product + bias)), which `explained` says is what the model gives; where it is
-    not, `token.logit` is the model's own. `longer_than` and `nearer_than` are the shares of the
-    head's rows that are shorter, and that point less towards h.
+    not, `token.logit` is the model's own. `longer_than` is the share of the
+    head's rows that are shorter.
     """
 
     token: NextToken
@@ -58,7 +58,6 @@ class Word:
     logit: float
     explained: bool
     longer_than: float
-    nearer_than: float
 
 
 @dataclass(frozen=True)
@@ -241,7 +240,6 @@ def explain(scorer: Scorer, scored: Scored, i: int) -> Word:
         logit=logit,
         explained=abs(logit - token.logit) <= 1e-3 * max(1.0, abs(token.logit)),
         longer_than=float((scored.norms < token.norm).double().mean()),
-        nearer_than=float((scored.cosines < token.cosine).double().mean()),
     )
 
 
