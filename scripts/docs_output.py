@@ -8,7 +8,7 @@ speed stand in it, after `<!-- output: figures vary -->` (`--check` then compare
 and line breaks).
 
 - In a `console` block each line `$ COMMAND` is run and followed by what it prints on stdout. All
-  commands run in one scratch folder, from the first page's to the last's. One that is shown several
+  commands run in one scratch folder, those of two-ends.md first. One that is shown several
   times runs once, so a command must not be asked for two answers. Exit codes are 0, or 1 where
   `lmhead` found something.
 - A `python` block is run in the same folder, after those that stand before it, and what it prints
@@ -42,6 +42,7 @@ MARKED = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 SHELL = re.compile(r"[|&;<>]")
+FIRST = "two-ends.md"  # its run is the others' example
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -143,7 +144,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare only")
     check = parser.parse_args().check
-    pages = {page: page.read_text("utf-8") for page in sorted(DOCS.rglob("*.md"))}
+    order = sorted(DOCS.rglob("*.md"), key=lambda page: (page.name != FIRST, page))
+    pages = {page: page.read_text("utf-8") for page in order}
     stale = 0
     with tempfile.TemporaryDirectory() as scratch:
         maker = Maker(Path(scratch))
