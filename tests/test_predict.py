@@ -27,7 +27,6 @@ from transformers import (
 )
 
 from lmhead.cli import main
-from lmhead.cli.predict import show
 from lmhead.errors import LMHeadError, SourceError
 from lmhead.gguf_file import default_model
 from lmhead.models import open_source
@@ -442,7 +441,7 @@ def test_sentencepiece_and_wordpiece_tokens():
 
 def test_tokens_are_printable():
     def shown(token: str, kind: str = "text") -> str:
-        return show(NextToken(1, 0, token, kind, 0.0, 0.0, 1.0, 1.0, 1.0, None, 1, 1))
+        return NextToken(1, 0, token, kind, 0.0, 0.0, 1.0, 1.0, 1.0, None, 1, 1).shown
 
     assert shown(" Paris") == "' Paris'"
     assert shown("\n") == "'\\n'"

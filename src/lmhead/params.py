@@ -23,6 +23,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmhead import html
 from lmhead.config_file import read_config
 from lmhead.errors import LMHeadError, SourceError
 from lmhead.meta import count_fields
@@ -105,6 +106,23 @@ class ParamCount:
             kind: {part: None if n is None else n * width for part, n in parts.items()}
             for kind, width in BYTES.items()
         }
+
+    def _repr_html_(self) -> str:
+        parts = ("embedding", "head", "body", "total")
+        return html.table(
+            ("", "parameters", "share"),
+            (
+                (part, f"{n:,}", f"{100 * n / self.total:.1f} %")
+                for part, n in ((part, getattr(self, part)) for part in parts)
+            ),
+            title=f"{self.name}: {'tied' if self.tied else 'untied'}, {self.tied_source}",
+            notes=(
+                ""
+                if self.saving is None
+                else f"tying {'saves' if self.tied else 'would save'} {self.saving:,} parameters",
+                self.note,
+            ),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data, with `schema_version` 1."""

@@ -13,6 +13,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lmhead import html
 from lmhead.errors import LMHeadError, SourceError, first_line
 from lmhead.families import FAMILIES, settings
 from lmhead.models import Opened, open_source
@@ -44,6 +45,12 @@ class NextToken:
     bias: float | None
     rank_by_logit: int
     rank_by_cosine: int
+
+    @property
+    def shown(self) -> str:
+        """The token made printable: text in quotes, anything else bare."""
+        quoted = repr(self.token)
+        return quoted if self.kind == "text" else quoted[1:-1]
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,18 @@ class Prediction:
         data = {"schema_version": 1, **asdict(self)}
         data["prompt_tokens"] = [{"id": i, "token": t} for i, t in self.prompt_tokens]
         return data
+
+    def _repr_html_(self) -> str:
+        return html.table(
+            ("rank", "id", "token", "logit", "p", "‖W‖", "cos θ"),
+            (
+                (str(t.rank), str(t.id), t.shown, f"{t.logit:.3f}", f"{t.probability:.4f}",
+                 f"{t.norm:.3f}", f"{t.cosine:.4f}")
+                for t in self.tokens
+            ),
+            title=f"{self.model}: after {self.prompt!r}",
+            notes=(self.ends, f"‖h‖ = {self.hidden_norm:.4g}", *self.notes),
+        )  # fmt: skip
 
 
 def predict_next(
