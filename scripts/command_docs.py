@@ -18,8 +18,9 @@ from lmhead.cli import COMMANDS, cli
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "commands.md"
 HEAD = """# Commands
 
-Generated from `--help` by `scripts/command_docs.py`. What a command gives stands on stdout, progress
-and messages on stderr. [JSON keys](json.md) and [exit codes](exit-codes.md) have pages of their own.
+Generated from `--help` by `scripts/command_docs.py`. What a command gives stands on stdout,
+progress and messages on stderr. [JSON keys](json.md) and [exit codes](exit-codes.md) have pages of
+their own.
 
 | command | what it does |
 |---|---|

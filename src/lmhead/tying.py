@@ -176,7 +176,8 @@ def assert_tied(embed: nn.Module, head: nn.Module | None = None) -> None:
 
     Raises:
         LMHeadError: there is no head, or the ends are two Parameters: of different shape or dtype,
-            over the same storage, on the meta device, with equal values, or with values that differ.
+            over the same storage, on the meta device, with equal values, or with values that
+            differ.
     """
     ends = _Ends.of(embed, head)
     reader, writer = ends.weights()
