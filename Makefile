@@ -25,8 +25,12 @@ lint: $(VENV)/.development
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Makes the outputs on the pages again, then the site in build/docs; CHECK=--check only compares.
 docs: $(VENV)/.development
-	$(BIN)/mkdocs build --strict
+	$(BIN)/python scripts/command_docs.py $(CHECK)
+	$(BIN)/python scripts/family_docs.py $(CHECK)
+	$(BIN)/python scripts/docs_output.py $(CHECK)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Builds both distributions and tries the wheel in an empty environment.
 wheel: $(VENV)/.development

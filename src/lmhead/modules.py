@@ -300,7 +300,7 @@ class Head(nn.Module):
 
         Raises:
             LMHeadError: shapes or dtypes disagree, or a target is no row or a padded row. Under
-            torch.compile targets are not looked at.
+                torch.compile targets are not looked at.
         """
         loss = linear_cross_entropy(
             hidden,

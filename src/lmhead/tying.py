@@ -53,7 +53,7 @@ def tie(embed: nn.Module, head: nn.Module | None = None, *, keep: str = "embeddi
 
     Raises:
         LMHeadError: no head, shapes, dtypes or devices differ, the end to keep is on the meta
-        device and the other is not, or the model's class declares no tie of these two ends.
+            device and the other is not, or the model's class declares no tie of these two ends.
     """
     ends = _Ends.of(embed, head)
     if keep not in ("embedding", "head"):
@@ -106,7 +106,7 @@ def untie(embed: nn.Module, head: nn.Module | None = None) -> None:
 
     Raises:
         LMHeadError: no head, or the model's one flag ties more than these two ends (T5, BERT): a
-        copy saved with the flag at false would lose the others.
+            copy saved with the flag at false would lose the others.
     """
     ends = _Ends.of(embed, head)
     reader, writer = ends.weights()
@@ -179,7 +179,8 @@ def assert_tied(
 
     Raises:
         LMHeadError: there is no head, or the ends are two Parameters: of different shape or dtype,
-        over the same storage, on the meta device, with equal values, or with values that differ.
+            over the same storage, on the meta device, with equal values, or with values that
+            differ.
     """
     ends = _Ends.of(embed, head)
     reader, writer = ends.weights()
