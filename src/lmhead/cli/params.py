@@ -156,7 +156,7 @@ def _print_traffic(traffic: tuple[EndsTraffic, ...], dtype: str) -> None:
         cells = []
         for tied in (True, False):
             found = [one for one in traffic if (one.scheme, one.tied) == (scheme, tied)]
-            cells += [_size(found[0].sent), _size(found[0].held)] if found else ["–", "–"]
+            cells += [byte_text(found[0].sent), byte_text(found[0].held)] if found else ["–", "–"]
         table.add_row(scheme, *cells, sent)
     out.print(table)
     out.print(
