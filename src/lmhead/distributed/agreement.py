@@ -95,9 +95,7 @@ def checksum(x: Tensor) -> int:
     """Of a tensor's bits and their places, modulo 2^64; 0 for no numbers."""
     bits = x.detach().contiguous().view(_BITS[x.element_size()]).reshape(-1).to(torch.int64)
     place = torch.arange(1, len(bits) + 1, device=x.device) * _ODD
-    factor = (
-        place ^ place >> 31
-    ) * _ODD | 1  # odd: each bit counts; mixed: no two places are alike
+    factor = (place ^ place >> 31) * _ODD | 1  # odd, so that each bit counts
     return int((bits * factor).sum())
 
 
