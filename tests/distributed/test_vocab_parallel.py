@@ -682,6 +682,11 @@ def check_other_misuse():
     assert unlike.startswith(
         "rank 0 was given weight [7, 3] torch.float32, requires_grad=True; rank 1"
     )
+    one_bias = Head(7, 3, bias=rank == 0)
+    said = said_of(shard_ends, None, one_bias, dist.group.WORLD)
+    assert said.startswith(
+        "rank 0 was given bias [7] torch.float32, requires_grad=True; rank 1, no"
+    )
     shard_ends(embed, head, dist.group.WORLD)
     assert said_of(shard_ends, embed, head, dist.group.WORLD) == "Embed.weight is a DTensor already"
     assert "a head keeps an index of a whole one" in said_of(head.index)
