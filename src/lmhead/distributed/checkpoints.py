@@ -56,10 +56,12 @@ def save(
     if optimizer is not None:
         state[_OPTIMIZER] = get_optimizer_state_dict(model, optimizer)
     if background:
-        future = state_dict_saver.async_save(state, checkpoint_id=folder, process_group=group)
+        future = state_dict_saver.async_save(
+            state, checkpoint_id=folder, process_group=group, no_dist=_alone()
+        )
         assert isinstance(future, Future)
         return future
-    state_dict_saver.save(state, checkpoint_id=folder, process_group=group)
+    state_dict_saver.save(state, checkpoint_id=folder, process_group=group, no_dist=_alone())
     return None
 
 
@@ -171,4 +173,9 @@ def _check_equal(folder: Any, names: list[str], table: Tensor, group: Any) -> No
 
 
 def _read(state: _State, folder: Any, group: Any) -> None:
-    state_dict_loader.load(state, checkpoint_id=folder, process_group=group)
+    state_dict_loader.load(state, checkpoint_id=folder, process_group=group, no_dist=_alone())
+
+
+def _alone() -> bool:
+    """Whether there is no process group: one process has the whole model."""
+    return not (dist.is_available() and dist.is_initialized())
