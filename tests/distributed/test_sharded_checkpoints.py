@@ -47,7 +47,7 @@ TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 @pytest.fixture(scope="module")
 def three():
-    with World(3, timeout=300) as world:
+    with World(3) as world:
         yield world
 
 

@@ -52,13 +52,13 @@ from lmhead.tying import assert_tied, tie
 
 @pytest.fixture(scope="module")
 def three():
-    with World(3, timeout=300) as world:
+    with World(3) as world:
         yield world
 
 
 @pytest.fixture(scope="module")
 def four():
-    with World(4, timeout=300) as world:
+    with World(4) as world:
         yield world
 
 
