@@ -6,7 +6,9 @@ One call of a worker function checks many cases: what costs is the way to the wo
 import copy
 import random
 import re
+import runpy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +21,16 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.utils._python_dispatch import TorchDispatchMode
 from world import World
 
-from lmhead import Embed, Head, HeadIndex, HeadTransform, linear_cross_entropy, linear_logprobs
+from lmhead import (
+    Embed,
+    Head,
+    HeadIndex,
+    HeadTransform,
+    LinearCrossEntropyLoss,
+    explain_backend,
+    linear_cross_entropy,
+    linear_logprobs,
+)
 from lmhead.distributed import RowPartition, embedding, explain, logits, shard_ends, topk
 from lmhead.errors import LMHeadError
 
@@ -196,7 +207,7 @@ def check_logprobs(seeds):
 
 @WORLDS
 def test_losses_are_those_of_one_process(world):
-    world.run(check_losses, range(60))
+    world.run(check_losses, range(45))
 
 
 @WORLDS
@@ -375,6 +386,10 @@ def check_meshes(shape):
     close(got[1].full_tensor(), grads[1], "table")
     right = (hidden @ table.T).topk(2)
     assert torch.equal(topk(hidden, 2, weight).ids, right.indices)
+    assert explain_backend(hidden, weight).rows == len(weight.to_local())
+    assert LinearCrossEntropyLoss(reduction="sum")(hidden, weight, targets) == pytest.approx(
+        4 * want
+    )
     assert logits(hidden, weight).device_mesh == mesh["tp"]
     head = Head(5, 3, dtype=F64)
     shard_ends(None, head, mesh["tp"])
@@ -574,6 +589,8 @@ def misused(kind):
         hidden, weight, kw = torch.randn(4, 3 + rank), torch.randn(2, 3 + rank), {"group": group}
     elif kind == "rows":
         weight = dtensor_of(7 + rank)
+    elif kind == "no rows":
+        weight, kw = table[:0], {"group": group}
     elif kind == "whole table":
         weight, kw = table, {"group": group}
     elif kind == "subgroup":
@@ -621,6 +638,7 @@ def dtensor_of(rows):
         ("all refuse", "targets must be of an integer dtype, got torch.float32"),
         ("width", "rank 0 was given a table of width 3; rank 1, a table of width 4"),
         ("rows", "rank 0 was given a table of 7 rows; rank 1, a table of 8 rows"),
+        ("no rows", "the table is empty: no rank holds a row of it"),
         ("whole table", "every rank holds the same first row, of 7 on rank 0"),
         ("columns", r"the table is a DTensor placed \(Shard\(dim=1\),\); its rows must be sharded"),
         (
@@ -696,6 +714,19 @@ def test_hidden_states_that_differ_are_seen_where_they_are_checked(two):
     assert "rank 0 was given hidden states of checksum" in said[0]
 
 
+def run_example():
+    path = Path(__file__).resolve().parents[2] / "examples" / "vocab_parallel.py"
+    return runpy.run_path(str(path))["train"]()
+
+
+def test_the_example_trains_alike_in_two_and_three_processes(worlds):
+    losses = [torch.tensor(worlds[size].run(run_example)) for size in (2, 3)]
+    for said in losses:
+        assert (said == said[0]).all()
+    assert losses[0][0, 0] > 8 > 0.1 > losses[0][0, -1]
+    torch.testing.assert_close(losses[0][0], losses[1][0], rtol=1e-4, atol=1e-4)
+
+
 def compiled_loss():
     head = Head(7, 3, dtype=F64)
     shard_ends(None, head, dist.group.WORLD)
@@ -706,6 +737,7 @@ def compiled_loss():
     return hidden.grad
 
 
+@pytest.mark.slow
 def test_torch_compile_leaves_it_as_it_is(two):
     first, second = two.run(compiled_loss)
     assert first.any()

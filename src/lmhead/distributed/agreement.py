@@ -21,6 +21,7 @@ from lmhead.errors import LMHeadError
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _BLOCK = 1 << 22  # numbers that a checksum widens at once
+_ODD = 0x1E3779B97F4A7C15
 _SAME = {  # what must be, and how it is said that it is not
     "width": "a table of width {}",
     "rows": "a table of {} rows",
@@ -98,10 +99,11 @@ def bits(x: Tensor) -> Tensor:
 
 def checksum(x: Tensor) -> int:
     """Of a tensor's bits and their places, modulo 2^64; 0 for no numbers."""
-    total, at = torch.zeros((), dtype=torch.int64, device=x.device), 0
+    total, at = torch.zeros((), dtype=torch.int64, device=x.device), 1
     for block in torch.split(bits(x).reshape(-1), _BLOCK):
-        places = 2 * torch.arange(at, at + len(block), device=x.device) + 1  # odd: each bit counts
-        total += (block.to(torch.int64) * places).sum()
+        place = torch.arange(at, at + len(block), device=x.device) * _ODD
+        factor = (place ^ place >> 31) * _ODD | 1  # odd, so that each bit counts
+        total += (block.to(torch.int64) * factor).sum()
         at += len(block)
     return int(total)
 
