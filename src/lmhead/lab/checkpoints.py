@@ -7,6 +7,8 @@ out then: several processes draw theirs anew at each step (`lmhead.lab.train`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lmhead.lab.processes import Processes, whole
-from lmhead.runs import fresh_folder
 
 MODEL, OPTIMIZER, SCHEDULE = (
     f"{name}.bin" for name in (MODEL_NAME, OPTIMIZER_NAME, SCHEDULER_NAME)
@@ -41,7 +42,7 @@ class Progress:
 
 
 def save_checkpoint(
-    folder: Path,
+    place: Callable[[], AbstractContextManager[Path]],
     accelerator: Accelerator,
     ranks: Processes,
     model: nn.Module,
@@ -52,14 +53,14 @@ def save_checkpoint(
     """Write a checkpoint in place of the one before; every process calls it.
 
     Args:
-        folder: to write.
+        place: gives the folder to fill; called by the process that leads.
         accelerator: that prepared all of these.
         ranks: the processes.
         model: without a wrapper.
         optimizer, schedule, progress: what else is carried on.
     """
     if ranks.count == 1:
-        with fresh_folder(folder) as fresh:
+        with place() as fresh:
             accelerator.save_state(str(fresh), safe_serialization=False)
         return
     states = {MODEL: whole_state(model), OPTIMIZER: optimizer.state_dict()}
@@ -70,7 +71,7 @@ def save_checkpoint(
     }
     if ranks.leads:
         states |= {SCHEDULE: schedule.state_dict(), PROGRESS: progress.state_dict()}
-        with fresh_folder(folder) as fresh:
+        with place() as fresh:
             for name, state in states.items():
                 torch.save(state, fresh / name)
 
@@ -84,7 +85,7 @@ def load_checkpoint(
     schedule: Any,
     progress: Progress,
 ) -> None:
-    """Read a checkpoint, whoever wrote it; arguments as of `save_checkpoint`.
+    """Read a checkpoint's folder, whoever wrote it; the rest as for `save_checkpoint`.
 
     Every process reads the files: on several machines they must share the folder.
     """

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -308,9 +309,7 @@ def train_job(
             validate(early)
         if not last and ranks.agree(time.monotonic() >= due):
             before = time.monotonic()
-            if ranks.leads:
-                run.sync()
-            save_checkpoint(state / "checkpoint", *carried)
+            save_checkpoint(partial(run.checkpoint, arm, seed), *carried)
             due = time.monotonic() + max(
                 t.checkpoint_seconds, CHECKPOINT_SHARE * (time.monotonic() - before)
             )
