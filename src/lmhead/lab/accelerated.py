@@ -13,8 +13,7 @@ from accelerate.utils import (
     FullyShardedDataParallelPlugin,
 )
 
-from lmhead.errors import LMHeadError
-from lmhead.lab.processes import current
+from lmhead.lab.processes import SharedError, current
 
 if TYPE_CHECKING:
     from lmhead.lab.train import Training
@@ -24,14 +23,14 @@ def fresh_accelerator(training: Training) -> Accelerator:
     """Accelerate with these settings, whatever this process used it with before.
 
     Raises:
-        LMHeadError: accelerate is set up in a way that a comparison does not run in.
+        SharedError: accelerate is set up in a way that a comparison does not run in.
     """
     ranks = current()
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     if ranks.count > 1:
         PartialState().distributed_type = ranks.kind  # the training before may have left FSDP
         if PartialState().device.type != training.device:
-            raise LMHeadError(
+            raise SharedError(
                 f"the run is on {training.device}, its processes are on "
                 f"{PartialState().device.type}",
                 "start it with ACCELERATE_USE_CPU=true" if training.device == "cpu" else "",
@@ -60,13 +59,13 @@ def _check_kind(accelerator: Accelerator, training: Training) -> None:
     if kind.startswith("MULTI_"):
         return
     if not accelerator.is_fsdp2:
-        raise LMHeadError(
+        raise SharedError(
             f"accelerate is set up for {kind.value}"
             + (" version 1" if kind is DistributedType.FSDP else ""),
             "a comparison runs with DDP (its default) or with FSDP, fsdp_version: 2",
         )
     if training.loss != "plain":
-        raise LMHeadError(
+        raise SharedError(
             f"--loss {training.loss} reads the table outside the model, where FSDP keeps parts",
             "use DDP, or --loss plain",
         )

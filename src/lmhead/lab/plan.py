@@ -22,7 +22,7 @@ from lmhead.lab.arms import Arm, build, count, draw
 from lmhead.lab.configs import with_tie
 from lmhead.lab.corpus import Corpus
 from lmhead.lab.heldout import cut, document_starts, write_heldout
-from lmhead.lab.processes import current
+from lmhead.lab.processes import SharedError, current
 from lmhead.lab.tokens import encode, vocabulary_size
 from lmhead.lab.train import (
     Batches,
@@ -168,7 +168,7 @@ def trial(
             optimizer.zero_grad()
             mean = ranks.mean(loss.detach()).item()  # waits for the device
             if not math.isfinite(mean):
-                raise LMHeadError(
+                raise SharedError(
                     f"the {arm.name} model starts with a loss of {mean}",
                     "use a smaller --init-std, or change the config with --set KEY=VALUE",
                 )
@@ -200,7 +200,7 @@ def _check_causal(name: str, model: PreTrainedModel, ids: Tensor) -> None:
     model.train()
     moved = (before - after).abs().max().item()
     if moved > 1e-4 * before.abs().max().item():
-        raise LMHeadError(
+        raise SharedError(
             f"the {name} model is not causal: a token's logits move by {moved:.2g} when a later "
             "token changes",
             "use a causal --model",

@@ -285,7 +285,7 @@ def whole(tensor: Tensor) -> Tensor:
 def _is_lost(error: BaseException | None) -> bool:
     """Whether an exchange failed because the other side has gone."""
     while error is not None:
-        gone = isinstance(error, RuntimeError) and "closed by peer" in str(error)
+        gone = isinstance(error, RuntimeError) and "gloo/transport" in str(error)
         if gone or isinstance(error, dist.DistError):
             return True
         error = error.__cause__
