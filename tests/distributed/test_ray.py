@@ -46,7 +46,7 @@ def text(tmp_path_factory):
 def cluster():
     """Two CPUs; what the tests start ends with them."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_worker_niceness"] = "0"  # it is 15: a busy machine would starve them
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - is 15
     ray.init(
         num_cpus=2,
         include_dashboard=False,
