@@ -27,6 +27,7 @@ cap, bias and switch at odd values, to 1e-9 of the largest value in float64 (1e-
 own code computes in float32).
 
 How to read it
+
 - *Tied by default* is what the config class says where a `config.json` is silent. In brackets stand
   the models, of those that `lmhead params --list` knows, whose configs say otherwise.
 - *Rows read* is what is done to the table's rows before positions and norms.
@@ -53,9 +54,9 @@ def render() -> str:
     return (
         HEAD
         + "\n".join(lines)
-        + "\n\n## Notes\n"
+        + "\n\n## Notes\n\n"
         + "\n".join(notes)
-        + "\n\n## Tensors that look like the head and are not\n"
+        + "\n\n## Tensors that look like the head and are not\n\n"
         + "\n".join(others)
         + "\n"
     )

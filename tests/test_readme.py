@@ -11,25 +11,22 @@ from pathlib import Path
 
 import pytest
 
+from scripts import docs_output
+from scripts.docs_output import bare, flowing, masked
+
 ROOT = Path(__file__).resolve().parents[1]
 READMES = ("README.md", "README.zh.md")
 SMALL = "--tokens 12k --seeds 2 --cpu"  # what a shown comparison is cut down to here
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(name, language):
-    text = (ROOT / name).read_text("utf-8")
-    return [body for kind, body in BLOCK.findall(text) if kind == language]
+    return docs_output.blocks((ROOT / name).read_text("utf-8"), language)
 
 
 def commands(name):
     """(command, output shown) for each `$ ` line of the console blocks."""
-    found = []
-    for body in blocks(name, "console"):
-        for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
-            line, _, output = part.partition("\n")
-            found.append((line.split("  #")[0].strip(), output.rstrip("\n")))
-    return found
+    shown = (docs_output.commands(block) for block in blocks(name, "console"))
+    return [(bare(line), output) for block in shown for line, output in block]
 
 
 def run(arguments, folder, **more):
@@ -39,16 +36,6 @@ def run(arguments, folder, **more):
         cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False,
         **more,
     )  # fmt: skip
-
-
-def masked(text):
-    """Numbers may differ in their last digits between machines; all else may not."""
-    return re.sub(r"\d+(\.\d+)?(e[-+]\d+)?", "0", re.sub(r" +", " ", text)).strip()
-
-
-def flowing(text):
-    """As `masked`, and lines may break elsewhere."""
-    return re.sub(r"\s+", " ", re.sub(r"-0", "0", masked(text)))
 
 
 SAME = {"predict": masked, "conformance": masked, "inspect": flowing, "tie": flowing}

@@ -2,7 +2,9 @@
 
 import shlex
 
-from test_readme import BLOCK, ROOT, SMALL, demo, masked, run
+from test_readme import ROOT, SMALL, demo, run
+
+from scripts.docs_output import BLOCK, masked
 
 
 def test_demo_output_has_today_s_shape(tmp_path):

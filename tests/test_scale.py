@@ -231,6 +231,29 @@ def test_command_prints_table_law_and_sentence(finished, tmp_path, capsys):
     assert data["finished"]
 
 
+def test_other_commands_know_the_folder(finished, tmp_path, capsys):
+    fabricate(finished, tmp_path / "r", (3.2, 1.0, 0.8), (3.0, 1.5, 0.8))
+    (tmp_path / "r" / "scale.html").unlink(missing_ok=True)
+
+    def told(*arguments):
+        with pytest.raises(SystemExit) as stopped:
+            main([*map(str, arguments)])
+        return stopped.value.code, capsys.readouterr()
+
+    code, shown = told("report", tmp_path / "r")
+    assert (code, "cross at" in shown.out) == (0, True)
+    assert (tmp_path / "r" / "scale.html").is_file()
+    code, shown = told("report", tmp_path / "r", "--json")
+    assert json.loads(shown.out)["finished"]
+    code, shown = told("report", tmp_path / "r", "--by", "frequency")
+    assert code == 2
+    assert "lmhead report" in shown.err.splitlines()[1]
+    code, shown = told("predict", tmp_path / "r", "今天")
+    assert code == 3
+    assert "holds a run for each width" in shown.err
+    assert f"lmhead predict {tmp_path / 'r'}/width-" in shown.err
+
+
 def test_page_needs_no_torch_and_escapes(finished, tmp_path):
     out, _, _ = finished
     copy = tmp_path / "<script>alert(1)<"

@@ -23,6 +23,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmhead import html
 from lmhead.config_file import read_config
 from lmhead.errors import LMHeadError, SourceError
 from lmhead.meta import count_fields
@@ -106,6 +107,23 @@ class ParamCount:
             for kind, width in BYTES.items()
         }
 
+    def _repr_html_(self) -> str:
+        parts = ("embedding", "head", "body", "total")
+        return html.table(
+            ("", "parameters", "share"),
+            (
+                (part, f"{n:,}", f"{100 * n / self.total:.1f} %")
+                for part, n in ((part, getattr(self, part)) for part in parts)
+            ),
+            title=f"{self.name}: {'tied' if self.tied else 'untied'}, {self.tied_source}",
+            notes=(
+                ""
+                if self.saving is None
+                else f"tying {'saves' if self.tied else 'would save'} {self.saving:,} parameters",
+                self.note,
+            ),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data, with `schema_version` 1."""
         derived = {"share": self.share, "saving": self.saving, "bytes": self.bytes()}
@@ -167,6 +185,15 @@ def count_config(raw: Mapping[str, Any], name: str) -> ParamCount:
     if not isinstance(raw.get("model_type"), str):
         raise SourceError(f"{name}: no model_type in it; this is not a model's config", _WANT)
     return ParamCount(name=name, **count_fields(raw, name))
+
+
+def byte_text(n: float) -> str:
+    """Bytes in words: 1234567 → 1.23 MB (10⁶ bytes)."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if n < 999.95 or unit == "TB":
+            break
+        n /= 1000
+    return f"{n:.0f} B" if unit == "B" else f"{n:,.{2 if n < 9.995 else 1}f} {unit}"
 
 
 @functools.cache

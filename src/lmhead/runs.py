@@ -31,6 +31,7 @@ import tomli_w
 from filelock import FileLock, Timeout
 
 from lmhead.errors import LMHeadError, SourceError, short
+from lmhead.run_schema import TABLE, check, check_row, check_settings
 
 Row = dict[str, Any]
 # Settings that every reader counts on; config.toml is a plain file that people may edit.
@@ -106,13 +107,16 @@ class RunFolder:
             write_atomic(self.config_file, text)
             sync_folder(self.path.absolute().parent)
 
-    def config(self) -> dict[str, Any]:
+    def config(self, whole: bool = False) -> dict[str, Any]:
         """The settings.
+
+        Args:
+            whole: every key is wanted, not the sections alone.
 
         Raises:
             LMHeadError: there is no such folder.
-            SourceError: it is no run folder, or its config.toml is broken, of another schema or
-                lacks a section.
+            SourceError: it is no run folder, or its config.toml is broken, of another schema,
+                lacks a key or holds something else in one (`lmhead.run_schema`).
         """
         if not self.path.is_dir():
             raise LMHeadError(f"{self.path}: no such run folder", "`lmhead compare` makes one")
@@ -126,6 +130,7 @@ class RunFolder:
         schema = config.get("schema_version")
         if schema != 1:
             raise SourceError(f"{self.config_file}: schema_version is {schema}, expected 1")
+        check(config, {"arms?": TABLE, "arms.*": TABLE}, str(self.config_file))
         arms = config.get("arms", {})
         odd = [name for name in arms if not re.fullmatch(r"\+?[a-z]+([-+][a-z]+)*", name)]
         odd += [name for name, arm in arms.items() if arm.get("name", name) != name]
@@ -134,6 +139,7 @@ class RunFolder:
         missing = [name for name in SECTIONS if name not in config]
         if missing:
             raise SourceError(f"{self.config_file}: no {', '.join(missing)} in it")
+        check_settings(config, self.config_file, whole)
         return config
 
     def append(self, row: Row) -> None:
@@ -161,11 +167,14 @@ class RunFolder:
         with self.metrics_file.open("r+b") as file:
             os.fsync(file.fileno())
 
-    def rows(self) -> list[Row]:
-        """All whole rows; a last line that a kill cut short is left out.
+    def rows(self, whole: bool = False) -> list[Row]:
+        """All rows; a last line that a kill cut short is left out.
+
+        Args:
+            whole: every key of a row is wanted, not what every reader counts on alone.
 
         Raises:
-            SourceError: a line that is no JSON object stands before the last.
+            SourceError: a line before the last is no JSON object, or no row (`lmhead.run_schema`).
         """
         try:
             lines = self.metrics_file.read_bytes().split(b"\n")
@@ -176,10 +185,11 @@ class RunFolder:
             try:
                 row = json.loads(line)
                 row["event"], row["arm"], row["seed"], row["step"]
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise SourceError(
                     f"{self.metrics_file}:{number}: not a metrics row: {line[:60]!r}"
                 ) from error
+            check_row(row, f"{self.metrics_file}:{number}", whole)
             rows.append(row)
         return rows
 

@@ -12,7 +12,7 @@ meta device, `load_state_dict(assign=True)`. Nothing fails then; the two halves 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
@@ -53,7 +53,7 @@ def tie(embed: nn.Module, head: nn.Module | None = None, *, keep: str = "embeddi
 
     Raises:
         LMHeadError: no head, shapes, dtypes or devices differ, the end to keep is on the meta
-        device and the other is not, or the model's class declares no tie of these two ends.
+            device and the other is not, or the model's class declares no tie of these two ends.
     """
     ends = _Ends.of(embed, head)
     if keep not in ("embedding", "head"):
@@ -106,7 +106,7 @@ def untie(embed: nn.Module, head: nn.Module | None = None) -> None:
 
     Raises:
         LMHeadError: no head, or the model's one flag ties more than these two ends (T5, BERT): a
-        copy saved with the flag at false would lose the others.
+            copy saved with the flag at false would lose the others.
     """
     ends = _Ends.of(embed, head)
     reader, writer = ends.weights()
@@ -167,21 +167,26 @@ def find_ties(module: nn.Module) -> tuple[Tie, ...]:
     )
 
 
-def assert_tied(embed: nn.Module, head: nn.Module | None = None) -> None:
+def assert_tied(
+    embed: nn.Module, head: nn.Module | None = None, *, names: tuple[str, str] | None = None
+) -> None:
     """Return where both ends are one Parameter; otherwise say how the tie is broken.
 
     Args:
         embed: a module with a weight [V, d], or a transformers model alone.
         head: the other end.
+        names: what to call the two weights.
 
     Raises:
         LMHeadError: there is no head, or the ends are two Parameters: of different shape or dtype,
-        over the same storage, on the meta device, with equal values, or with values that differ.
+            over the same storage, on the meta device, with equal values, or with values that
+            differ.
     """
     ends = _Ends.of(embed, head)
     reader, writer = ends.weights()
     if reader is writer:
         return
+    ends = replace(ends, names=names or ends.names)
     _check_alike(ends, reader, writer, device=False)
     first, second = ends.names
     mend = f"{ends.call('tie')} makes them one Parameter"

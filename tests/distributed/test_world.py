@@ -1,4 +1,4 @@
-"""The harness itself: answers by rank, errors, deaths and hangs are failures, and it starts anew."""
+"""The harness: answers by rank; errors, deaths and hangs are failures; and it starts anew."""
 
 import os
 import time

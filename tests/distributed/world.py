@@ -46,10 +46,10 @@ class World:
         timeout: seconds that one function may take; what runs longer is killed and is a failure.
     """
 
-    def __init__(self, size: int, timeout: float = 60.0) -> None:
+    def __init__(self, size: int, timeout: float = 180.0) -> None:
         self.size, self.timeout = size, timeout
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch", "torch.distributed.tensor"])
+        self._context.set_forkserver_preload(["torch._dynamo", "lmhead.distributed.sharding"])
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []

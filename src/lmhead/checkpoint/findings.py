@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lmhead import html
 from lmhead.checkpoint.difference import ROUNDED, compare
 from lmhead.checkpoint.entry import Checkpoint
 from lmhead.checkpoint.folder import open_checkpoint
@@ -58,6 +59,14 @@ class Findings:
 
     source: str
     findings: tuple[Finding, ...]
+
+    def _repr_html_(self) -> str:
+        return html.table(
+            ("finding", "severity", "what", "next"),
+            ((f.code, f.severity, f.message, f.next or "–") for f in self.findings),
+            title=f"{self.source}: {len(self.findings) or 'no'} finding"
+            + "s" * (len(self.findings) != 1),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data, with `schema_version` 1."""

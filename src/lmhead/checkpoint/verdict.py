@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lmhead import html
 from lmhead.checkpoint.counts import Parameters, Vocabulary
 from lmhead.checkpoint.difference import Difference
 from lmhead.checkpoint.entry import Checkpoint, Entry
@@ -93,6 +94,29 @@ class Report:
     base: str | None = None
     adapter: Mapping[str, Any] | None = None
     model_type: str | None = None
+
+    def _repr_html_(self) -> str:
+        ends = (("embedding", self.embedding), ("head", self.head), ("bias", self.bias))
+        return html.table(
+            ("", "tensor", "dtype", "shape", "bytes"),
+            (
+                (
+                    what,
+                    end.name,
+                    end.dtype or "–",
+                    " × ".join(f"{n:,}" for n in end.shape) or "–",
+                    "–" if end.bytes is None else f"{end.bytes:,}",
+                )
+                for what, end in ends
+                if end is not None
+            ),
+            title=f"{self.source}: {self.verdict}",
+            notes=(
+                self.reason,
+                f"next: {self.next}" if self.next else "",
+                *(f"{finding.code}: {finding.message}" for finding in self.findings),
+            ),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data, with `schema_version` 1."""

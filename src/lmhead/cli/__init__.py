@@ -1,7 +1,7 @@
 """The command line: parse, call, print. Data on stdout; progress and messages on stderr.
 
 Exit codes: 0 fine; 1 a check found something; 2 usage; 3 unreadable or unsupported source;
-70 a fault of lmhead itself; 130 interrupted.
+70 a fault of lmhead itself; 130 interrupted, 143 by SIGTERM.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import io
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -27,6 +29,7 @@ COMMANDS = {
     "scale": "Train both ways at several sizes, and forecast larger ones where that holds.",
     "report": "Make a run's report.html and verdict again, without training.",
     "predict": "Show a model's next-token table, each logit split into length and direction.",
+    "app": "Open a page that shows both ends of a model or a run at work.",
     "geometry": "How a checkpoint's tables lie, alone and beside those of another.",
     "inspect": "What a checkpoint really holds at its two ends: the verdict, and why.",
     "check": "What is wrong in a checkpoint, one line a finding; exit 1 if there is any.",
@@ -34,6 +37,7 @@ COMMANDS = {
     "tie": "Store one table for both ends, and say so in the config.",
     "untie": "Store a table for each end; the head may come from an adapter.",
     "resize": "Give both ends, bias and config another number of rows, together.",
+    "consolidate": "Make a model's folder from a sharded checkpoint of torch.distributed.",
     "params": "Count the parameters of the table, the head and the body, tied and untied.",
     "families": "What every model family does between table, hidden state and logits.",
     "conformance": "Compare every family's record with live models, number by number.",
@@ -70,7 +74,11 @@ def cli(debug: bool) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line and exit; no traceback unless --debug is given."""
+    """Run the command line and exit; no traceback unless --debug is given.
+
+    SIGTERM ends like an interrupt: what can be carried on says how. The code is then 143.
+    """
+    _open_closed_streams()
     argv = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in argv[: next((i for i, a in enumerate(argv) if a in COMMANDS), len(argv))]
     for stream in (sys.stdout, sys.stderr):
@@ -78,7 +86,36 @@ def main(args: Sequence[str] | None = None) -> None:
             stream.reconfigure(errors="replace")
     # torch's threads on Linux spin while they wait: beside another program, for seconds a step.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read when torch is loaded, by a command
-    sys.exit(_run(argv, debug))
+    with _terminated() as signals:
+        code = _run(argv, debug)
+    sys.exit(128 + signals[0] if signals and code == 130 else code)
+
+
+def _open_closed_streams() -> None:
+    """Standard streams that the caller has closed (`2>&-`) lead nowhere; else the first file that
+    is opened would take their place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as we run
+
+
+@contextmanager
+def _terminated() -> Iterator[list[int]]:
+    """Turn SIGTERM into an interrupt, and tell of it."""
+    signals: list[int] = []
+
+    def end(number: int, frame: object) -> None:
+        signals.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield signals
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield signals
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(argv: list[str], debug: bool) -> int:

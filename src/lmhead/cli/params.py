@@ -9,7 +9,7 @@ import click
 from lmhead.cli.output import console, print_json
 from lmhead.distributed.traffic import EndsTraffic, all_traffic
 from lmhead.errors import LMHeadError
-from lmhead.params import BYTES, ParamCount, bundled, count_params
+from lmhead.params import BYTES, ParamCount, bundled, byte_text, count_params
 
 # Column heading -> the key of `BYTES`; what is not shown weighs the same as its neighbour.
 COLUMNS = {
@@ -156,7 +156,7 @@ def _print_traffic(traffic: tuple[EndsTraffic, ...], dtype: str) -> None:
         cells = []
         for tied in (True, False):
             found = [one for one in traffic if (one.scheme, one.tied) == (scheme, tied)]
-            cells += [_size(found[0].sent), _size(found[0].held)] if found else ["–", "–"]
+            cells += [byte_text(found[0].sent), byte_text(found[0].held)] if found else ["–", "–"]
         table.add_row(scheme, *cells, sent)
     out.print(table)
     out.print(
@@ -183,15 +183,7 @@ def _sentence(count: ParamCount) -> str:
 
 
 def _sizes(n: int) -> list[str]:
-    return [_size(n * BYTES[kind]) for kind in COLUMNS.values()]
-
-
-def _size(n: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if n < 999.95 or unit == "TB":
-            break
-        n /= 1000
-    return f"{n:.0f} B" if unit == "B" else f"{n:,.{2 if n < 9.995 else 1}f} {unit}"
+    return [byte_text(n * BYTES[kind]) for kind in COLUMNS.values()]
 
 
 def _print_list(counts: list[ParamCount]) -> None:

@@ -136,7 +136,7 @@ def _below(result: Prediction) -> list[str]:
         made += ", then scaled or capped by the model" + (f" ({how})" if how else "")
     if result.by == "logit":
         return [made]
-    gone = [f"{show(t)} {t.rank_by_logit} → {t.rank_by_cosine}" for t in result.left]
+    gone = [f"{t.shown} {t.rank_by_logit} → {t.rank_by_cosine}" for t in result.left]
     stay = f"{result.stay} of the top {len(result.tokens)} by logit stay by direction alone"
     if gone:
         stay += f"; out: {', '.join(gone[:5])}" + (f" and {len(gone) - 5} more" * (len(gone) > 5))
@@ -158,7 +158,7 @@ def _table(result: Prediction) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for t in result.tokens:
         p = f"{t.probability:.4f}" if t.probability >= 5e-5 else f"{t.probability:.1e}"
-        cells: list[str | Text] = [str(t.rank), str(t.id), Text(show(t)), f"{t.logit:.3f}", p]
+        cells: list[str | Text] = [str(t.rank), str(t.id), Text(t.shown), f"{t.logit:.3f}", p]
         cells += [f"{t.norm:.3f}", f"{t.cosine:.4f}"]
         if t.bias is not None:
             cells.append(f"{t.bias:.3f}")
@@ -173,12 +173,6 @@ def _move(token: NextToken, k: int) -> str:
     if token.rank_by_logit > k:
         return "new"
     return f"↑{up}" if up > 0 else f"↓{-up}" if up < 0 else "="
-
-
-def show(token: NextToken) -> str:
-    """A token made printable: text in quotes, anything else bare."""
-    quoted = repr(token.token)
-    return quoted if token.kind == "text" else quoted[1:-1]
 
 
 def _prompt(result: Prediction, most: int = 12) -> str:

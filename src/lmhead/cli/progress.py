@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from types import TracebackType
 
@@ -30,7 +29,7 @@ class Display:
     def __init__(self, quiet: bool = False) -> None:
         self.console = console(stderr=True)
         self.quiet = quiet
-        self.bar = sys.stderr.isatty() and not quiet
+        self.bar = self.console.is_terminal and not quiet
         self.progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),

@@ -181,7 +181,7 @@ def command(resume: str | None, ray: str | None, as_json: bool, quiet: bool, **o
     if as_json:
         print_json(result.to_dict())
     else:
-        _print(result)
+        print_scaling(result)
     return int(bool(asked["predict"]) and any(f.refused for f in result.forecasts))
 
 
@@ -196,7 +196,7 @@ def _refuse_with_resume(options: dict[str, Any]) -> None:
             raise click.UsageError(f"--resume takes its settings from the run: drop {given}")
 
 
-def _print(result: Scaling) -> None:
+def print_scaling(result: Scaling) -> None:
     """Sizes, laws and the sentence, for people."""
     from rich.table import Table
 

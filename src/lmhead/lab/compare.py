@@ -42,6 +42,8 @@ from lmhead.lab.tokens import UNKNOWN, make_tokenizer, open_tokenizer
 from lmhead.lab.train import DivergedError, Training
 from lmhead.lab.tune import TUNE_SEED, Setting, Tuner, applied, parse_grid, settings_of, split
 from lmhead.lab.until_clear import add_seeds, check_until_clear
+from lmhead.prompt import dropped, listed
+from lmhead.run_schema import RESUMED, check
 from lmhead.runs import RunFolder, fresh_folder
 
 DEFAULT_BUDGET = 120.0
@@ -253,6 +255,9 @@ def compare(
                 f"{unknown:,} of {data.facts['valid_tokens']:,} validation tokens are {UNKNOWN} "
                 "(not in the training side), in every arm alike"
             )
+        lost = dropped(tok, text.train + text.valid)
+        if lost:
+            show(f"dropped by the tokenizer, which has no token for it: {listed(lost)}")
         if not train:
             return summarise(run)
         with run.locked():
@@ -285,7 +290,8 @@ def carried_on(path: str | Path, show: Show = _ignore) -> Work[Comparison]:
     """What is left to do of a run; see `resume`."""
     began = time.monotonic()
     run = RunFolder(path)
-    settings = run.config()
+    settings = run.config(whole=True)
+    check(settings, RESUMED, str(run.config_file))
     with run.locked():
         facts = settings["text"]
         text = load_corpus(facts["files"], facts.get("corpus"))

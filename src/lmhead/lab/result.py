@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from lmhead import html
 from lmhead.lab.breakdown import Bucket, by_frequency, by_position
 from lmhead.lab.heldout import read_token_losses
 from lmhead.lab.intervals import CONFIDENCE
@@ -75,6 +76,22 @@ class Comparison:
     tuning: Tuning | None
     looks: Looks | None
 
+    def _repr_html_(self) -> str:
+        return html.table(
+            ("arm", "nats/token", "perplexity", "parameters"),
+            (
+                (
+                    name,
+                    "–" if arm.per_token is None else f"{arm.per_token:.4f}",
+                    "–" if arm.perplexity is None else f"{arm.perplexity:.2f}",
+                    f"{arm.params['total']:,}",
+                )
+                for name, arm in self.arms.items()
+            ),
+            title=f"{self.run}: {self.verdict}",
+            notes=(self.sentence, self.scope, self.method),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "schema_version": SCHEMA_VERSION,
@@ -96,7 +113,7 @@ def summarise(run: str | Path | RunFolder) -> Comparison:
         SourceError: no run folder, or its files are broken.
     """
     folder = run if isinstance(run, RunFolder) else RunFolder(run)
-    config, rows = folder.config(), folder.rows()
+    config, rows = folder.config(whole=True), folder.rows(whole=True)
     done = [row for row in rows if row["event"] == "done"]
     arms = {name: _arm(name, config, done) for name in config["arms"]}
     looks = read_looks(config, rows)

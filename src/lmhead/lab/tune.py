@@ -139,7 +139,9 @@ class Tuner:
             for arm in arms
             for number, setting in enumerate(settings_of(self.grid))
         ]
-        done = {(row["arm"], row["number"]) for row in self.run.rows() if row["event"] == "tuned"}
+        done = {
+            (row["arm"], row.get("number")) for row in self.run.rows() if row["event"] == "tuned"
+        }
         if any((arm.name, number) not in done for arm, number, _ in jobs):
             streams = split(self.train, self.training.batch_size, self.training.seq_len)
             material = Material(*streams, self.tokenizer)

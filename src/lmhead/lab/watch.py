@@ -27,7 +27,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lmhead.lab.arms import ends
 from lmhead.lab.processes import ALONE, Processes, whole
 
 EVERY = 16  # least number of steps between two looks
@@ -49,7 +48,8 @@ class Watch:
 
     def __init__(self, model: Any, train: Tensor, log_every: int, ranks: Processes = ALONE) -> None:
         self.ranks = ranks
-        self.embedding, self.head = ends(model)
+        self.embedding: nn.Module = model.get_input_embeddings()
+        self.head: nn.Module = model.get_output_embeddings()
         read, written = (end.get_parameter("weight") for end in (self.embedding, self.head))
         self.tied = read is written
         self.tables = {"table": read} if self.tied else {"embedding": read, "head": written}
@@ -92,9 +92,15 @@ class Watch:
         """Measure the gradients that the backward pass has just left; before clipping."""
         self._listening = False  # the embedding is called once more for its own backward
         sides = self._sides()
-        if sides is None:
-            return
-        reading, writing = (_row_norms(side) for side in sides)
+        if sides is not None:
+            self.measure(*sides)
+
+    def measure(self, of_reading: Tensor, of_writing: Tensor) -> None:
+        """Measure the gradient from reading and from writing, [V, d] each; before clipping.
+
+        For a loop that has the two apart; `read_gradients` is for one that leaves them to autograd.
+        """
+        reading, writing = _row_norms(of_reading), _row_norms(of_writing)
         whole = {}
         buckets = {}
         for name in NORMS:
@@ -105,8 +111,8 @@ class Watch:
             whole[name] = _side(read, written)
             buckets[name] = [_side(*pair)["writing_share"] for pair in zip(*parts, strict=True)]
         cosine = None
-        if sides[0].shape == sides[1].shape:
-            product = float((sides[0] * sides[1]).sum(dtype=torch.float64))
+        if of_reading.shape == of_writing.shape:
+            product = float((of_reading * of_writing).sum(dtype=torch.float64))
             length = whole["l2"]["reading"] * whole["l2"]["writing"]
             cosine = _plain(product / length) if length else None
         self._gradient = {**whole, "cosine": cosine, "writing_share_by_bucket": buckets}
