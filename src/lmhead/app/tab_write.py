@@ -115,7 +115,7 @@ def add(shared: Shared) -> None:
     state = [taken, chosen]
     # fmt: off
     stops = [
-        gr.on([shared.page.load, first.change, prompt.input], anew, inputs, outputs, **latest),
+        gr.on([shared.page.load, first.change, prompt.change], anew, inputs, outputs, **latest),
         gr.on([second.change, by.change, temperature.change, top_p.change, rows.change,
                shared.language.change], show, [*state, *inputs], outputs, **latest),
         panels[0].table.select(choose, [taken, *inputs], outputs, **latest),
