@@ -13,6 +13,8 @@ from lmhead.lab.scale_words import amount
 from lmhead.lab.svg import LEFT, TOP, marker, series, svg
 from lmhead.lab.svg import text as label
 
+RANGE = (1e7, 1e12)  # parameters: where the known models lie
+
 
 def draw(cost: Cost, models: Sequence[Known], language: Language) -> str:
     """The ends' share of all parameters, in per cent, over their number.
@@ -23,7 +25,7 @@ def draw(cost: Cost, models: Sequence[Known], language: Language) -> str:
         language: of what stands on the chart.
     """
     own = {"tied": cost.tied, "untied": cost.untied}
-    axes = Axes([*(m.total for m in models), *(side.total for side in own.values())], [0.0, 100.0])
+    axes = Axes([*RANGE, *(side.total for side in own.values())], [0.0, 100.0])
     kinds = series(own)
     parts = axes.grid(text("cost.axis", language))
     parts.append(label(LEFT - 10, TOP + 2, "%", anchor="end"))
@@ -50,7 +52,9 @@ def draw(cost: Cost, models: Sequence[Known], language: Language) -> str:
         title = f"{said}: {amount(side.total)}, {percent(side.share)}"
         parts.append(f'<circle class="ring" cx="{x}" cy="{y}" r="12"/>')
         parts.append(marker(kinds[name], x, y, title, 7))
-        mine.append(Named(x, y, f"{said} {percent(side.share)}", 12, f"name {kinds[name]}"))
+        mine.append(
+            Named(x, y, f"{said} {percent(side.share)}", 12, f"name {kinds[name]}", must=True)
+        )
     parts += place([*mine, *_apart(named)], (LEFT, 0, axes.right, axes.bottom))
     alt = text(
         "cost.alt",

@@ -7,17 +7,23 @@ from collections.abc import Callable, Sequence
 from markupsafe import Markup
 
 from lmhead.app.decide import Decision
-from lmhead.app.decide_words import in_chinese, pair_words, sentence, verdict_words
+from lmhead.app.decide_words import (
+    bounds,
+    in_chinese,
+    pair_words,
+    part_names,
+    sentence,
+    verdict_words,
+)
 from lmhead.app.markup import coded, figure, filled, heading, note, side_by_side, table
 from lmhead.app.text import Language, text
 from lmhead.lab import charts
 from lmhead.lab.curves import NORMS
-from lmhead.lab.page import interval, megabytes, number, signed
+from lmhead.lab.page import megabytes, number, signed
 from lmhead.lab.report import size_charts
 from lmhead.lab.svg import key, part_key, series
 
 Say = Callable[..., str]
-PARTS = ("embedding", "head", "body")
 
 
 def decisions_html(found: Sequence[Decision], language: Language) -> str:
@@ -76,7 +82,7 @@ def _several(found: Sequence[Decision], language: Language, say: Say) -> Markup:
                 one.name,
                 verdict_words(one, language),
                 signed(first.difference) if first else "–",
-                interval(first.both) if first else "–",
+                bounds(first.both, language) if first else "–",
                 f"{one.result.jobs_done} / {one.result.jobs}",
             )
         )
@@ -112,7 +118,7 @@ def _pairs(one: Decision, language: Language, say: Say) -> list[Markup]:
             f"{pair.arm} − {pair.against}",
             pair_words(pair, language),
             signed(pair.difference),
-            interval(pair.both),
+            bounds(pair.both, language),
             f"±{number(pair.margin)}",
             str(pair.n),
         )
@@ -163,7 +169,10 @@ def _shares(one: Decision, language: Language, say: Say) -> list[Markup]:
 def _size(one: Decision, language: Language, say: Say) -> list[Markup]:
     arms = {name: (arm.params, None) for name, arm in one.result.arms.items()}
     drawn = _said(size_charts(arms)["params_chart"], language, say("size"))
-    return [heading(say("size"), 4), figure(drawn, say("size.says"), part_key(PARTS))]
+    return [
+        heading(say("size"), 4),
+        figure(drawn, say("size.says"), part_key(part_names(language))),
+    ]
 
 
 def _said(chart: str, language: Language, label: str) -> str:

@@ -10,6 +10,8 @@ from html import escape
 
 from lmhead.app.decide import Decision
 from lmhead.app.text import Language
+from lmhead.lab.intervals import Interval
+from lmhead.lab.page import interval as lab_interval
 from lmhead.lab.stats import MAYBE, Pair, percent
 
 VERDICTS = {
@@ -24,7 +26,7 @@ LEADS = {
     "tie-wide": "绑定，并把省下的 {saved:,} 个参数用于主体：",
     "no-difference": "没有要紧的差别。绑定可省下 {saved:,} 个参数：",
     "do-not-tie": "不要绑定：",
-    "undecided": "证据不足，请增加种子（`--until-clear`）或训练词元：",
+    "undecided": "证据不足，请增加种子（--until-clear）或训练词元：",
 }
 # What stands on the charts of `lmhead.lab.charts`, longest first.
 ON_CHARTS = {
@@ -60,9 +62,10 @@ def sentence(one: Decision, language: Language) -> str:
     """The verdict with its evidence."""
     if language == "en":
         return one.result.sentence
-    said = "；".join(map(evidence, one.result.pairs)) or "还没有可比较的一对"
+    pairs = [pair for pair in one.result.pairs if pair.against == "untied"]
+    said = "；".join(map(evidence, pairs)) or "还没有可比较的一对"
     lead = LEADS[one.result.verdict] if one.result.finished else "尚未完成。目前："
-    return f"{lead.format(saved=one.saved).replace('`', '')}{said}。"
+    return f"{lead.format(saved=one.saved)}{said}。"
 
 
 def evidence(pair: Pair) -> str:
@@ -71,10 +74,9 @@ def evidence(pair: Pair) -> str:
     found = f"{pair.arm} 比 {pair.against} {side} {abs(pair.difference):.4f} 纳特/词元"
     if pair.both is None:
         return f"{found}（仅 1 个种子，没有区间）"
-    low, high = pair.both
     over = "，含种子与文本两方面" if pair.text else ""
-    bounds = f"{percent(pair.confidence)} 区间 {low:+.4f} 至 {high:+.4f}{over}，{pair.n} 个种子"
-    return f"{found}（{bounds}：{pair_words(pair, 'zh')}）"
+    where = f"{percent(pair.confidence)} 区间 {bounds(pair.both, 'zh')}{over}，{pair.n} 个种子"
+    return f"{found}（{where}：{pair_words(pair, 'zh')}）"
 
 
 def pair_words(pair: Pair, language: Language) -> str:
@@ -89,6 +91,18 @@ def pair_words(pair: Pair, language: Language) -> str:
     if "within the margin" in pair.in_words:
         return f"{word}（{_OUTCOMES[pair.outcome]}，但在界限之内）"
     return word
+
+
+def bounds(interval: Interval | None, language: Language) -> str:
+    """An interval as the lab writes it."""
+    said = lab_interval(interval)
+    return said if language == "en" else said.replace(" to ", " 至 ")
+
+
+def part_names(language: Language) -> list[str]:
+    """The parts of a model, in the order in which bars stack them."""
+    parts = ["embedding", "head", "body"]
+    return parts if language == "en" else [ON_CHARTS[part] for part in parts]
 
 
 def in_chinese(chart: str, label: str) -> str:

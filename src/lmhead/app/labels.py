@@ -13,17 +13,25 @@ GAP = 3.0
 _CJK = 0x2E80  # from here on a letter is as wide as it is high
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
+Spot = tuple[float, float, str]  # where a name begins, ends or is centred, and which of these
 
 
 @dataclass(frozen=True)
 class Named:
-    """A point with a name; `size` is the radius of its mark, `kind` more classes of the name."""
+    """A point with a name.
+
+    Attributes:
+        size: the radius of its mark.
+        kind: more classes of the name.
+        must: shown even where it covers marks.
+    """
 
     x: float
     y: float
     name: str
     size: float = 4.0
     kind: str = ""
+    must: bool = False
 
 
 def place(points: Sequence[Named], inside: Box) -> list[str]:
@@ -32,36 +40,44 @@ def place(points: Sequence[Named], inside: Box) -> list[str]:
     What finds room at the height of a narrow screen is shown on all; what finds room only at that
     of a wide one has the class `fine`, which narrow screens hide.
     """
+    marks = [_mark(point) for point in points]
+    spots: dict[Named, Spot] = {}
     found: list[str] = []
-    spots: dict[Named, int] = {}
     for height, fine in ((NARROW, ""), (WIDE, " fine")):
-        taken = [_spot(point, height, side)[0] for point, side in spots.items()]
-        taken += [_mark(point) for point in points]
+        taken = [_room(point.name, spot, height) for point, spot in spots.items()]
         for point in points:
             if point in spots:
                 continue
-            for side in range(4):
-                box, x, y, anchor = _spot(point, height, side)
-                if _within(box, inside) and not any(_overlap(box, other) for other in taken):
-                    taken.append(box)
-                    spots[point] = side
+            clear = taken if point.must else [*taken, *marks]
+            for spot in _spots(point, height):
+                room = _room(point.name, spot, height)
+                if _within(room, inside) and not any(_overlap(room, other) for other in clear):
+                    taken.append(room)
+                    spots[point] = spot
+                    x, y, anchor = spot
                     kind = f"label {point.kind}".strip() + fine
-                    found.append(text(round(x, 1), round(y, 1), point.name, kind, anchor))
+                    found.append(text(x, round(y + 0.35 * WIDE, 1), point.name, kind, anchor))
                     break
     return found
 
 
-def _spot(point: Named, height: float, side: int) -> tuple[Box, float, float, str]:
-    """The room of a name right of, left of, above or below its point, and where its text begins."""
-    width = height * sum(1.0 if ord(c) >= _CJK else 0.58 for c in point.name)
+def _spots(point: Named, height: float) -> list[Spot]:
+    """Right of a point, left of it, above, below."""
     off = point.size + GAP
-    x, y, left, anchor = (
-        (point.x + off, point.y, point.x + off, "start"),
-        (point.x - off, point.y, point.x - off - width, "end"),
-        (point.x, point.y - off - height / 2, point.x - width / 2, "middle"),
-        (point.x, point.y + off + height / 2, point.x - width / 2, "middle"),
-    )[side]
-    return (left, y - height / 2, left + width, y + height / 2), x, y + 0.35 * WIDE, anchor
+    x, y = round(point.x, 1), round(point.y, 1)
+    return [
+        (x + off, y, "start"),
+        (x - off, y, "end"),
+        (x, y - off - height / 2, "middle"),
+        (x, y + off + height / 2, "middle"),
+    ]
+
+
+def _room(name: str, spot: Spot, height: float) -> Box:
+    width = height * sum(1.0 if ord(c) >= _CJK else 0.58 for c in name)
+    x, y, anchor = spot
+    left = x - {"start": 0.0, "end": width, "middle": width / 2}[anchor]
+    return left, y - height / 2, left + width, y + height / 2
 
 
 def _mark(point: Named) -> Box:

@@ -84,14 +84,14 @@ def map_html(words: Map, word: Word, language: Language) -> str:
             text(
                 "read.map.says",
                 language,
-                n=len(end.places),
                 first=percent(end.variance[0]),
                 second=percent(end.variance[1]),
             ),
         )
         for end in words.ends
     ]
-    parts = [heading(text("read.map", language)), side_by_side(*figures)]
+    about = text("read.map.about", language, n=len(words.rows))
+    parts = [heading(text("read.map", language)), note(about), side_by_side(*figures)]
     if words.agreement is not None:
         parts.append(note(text("read.map.agrees", language, agreement=percent(words.agreement))))
     if words.missing:

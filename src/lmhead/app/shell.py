@@ -46,7 +46,8 @@ class Shared:
     Attributes:
         sources, models: the sources, and the models opened from them.
         desk: the models by name, and what they write.
-        language: the component whose value is "en" or "zh": an input of whatever draws text.
+        language: holds "en" or "zh": an input of whatever draws text, which draws it again when
+            this changes. It follows the switch after the labels do.
         start: the language that the page is built in.
         page: the gr.Blocks around all, for its `load` event.
         tab: the one that is being built, for its `select` event.
@@ -61,7 +62,8 @@ class Shared:
         self.models = models
         self.desk = Desk(voices(sources), models)
         self._said: list[tuple[Any, dict[str, str]]] = []
-        self.language = self.say(
+        self.language = gr.State(start)
+        self.switch = self.say(
             gr.Radio(
                 choices=[("English", "en"), ("中文", "zh")],
                 value=start,
@@ -92,14 +94,16 @@ class Shared:
         said = list(self._said)
 
         def texts(language: Language) -> list[Any]:
-            return [
+            labels = [
                 gr.update(**{name: text(key, language) for name, key in keys.items()})
                 for _, keys in said
             ]
+            return [language, *labels]
 
-        components = [component for component, _ in said]
-        self.language.change(texts, self.language, components, **QUIET)
-        self.language.change(None, self.language, js=SAY_LANGUAGE)
+        # Listeners of one event wait for each other: the labels are not to wait for the tabs.
+        components = [self.language, *(component for component, _ in said)]
+        self.switch.change(None, self.switch, js=SAY_LANGUAGE)
+        self.switch.change(texts, self.switch, components, **QUIET)
 
 
 def drawing(name: str, script: str | None = None) -> gr.HTML:
@@ -135,7 +139,7 @@ def build(
                 title = gr.Markdown(elem_id="title")
                 shared.say(title, value="heading")
             with gr.Row(elem_id="switches", scale=1):
-                shared.language.render()
+                shared.switch.render()
                 turn = shared.say(gr.Button(size="sm", elem_id="turn", min_width=40), value="dark")
                 turn.click(None, js=TURN)
         if not shared.sources:
@@ -147,7 +151,7 @@ def build(
                     importlib.import_module(f"lmhead.app.tab_{name}").add(shared)
         shared.listen()
         if language is None:
-            page.load(_browser_language, outputs=shared.language, **QUIET)
+            page.load(_browser_language, outputs=shared.switch, **QUIET)
     return page
 
 
@@ -164,6 +168,11 @@ def theme() -> Any:
         font=SYSTEM,
         font_mono=MONO,
         radius_size="sm",
+    ).set(  # what is said in small letters, dark enough to be read
+        body_text_color_subdued="*neutral_600",
+        block_info_text_color="*neutral_600",
+        body_text_color_subdued_dark="*neutral_300",
+        block_info_text_color_dark="*neutral_300",
     )
 
 

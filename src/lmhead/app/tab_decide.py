@@ -16,7 +16,7 @@ from lmhead.errors import LMHeadError
 
 def add(shared: Shared) -> None:
     """Build the tab inside the current block."""
-    with gr.Row(equal_height=True):
+    with gr.Row():
         chosen = shared.say(
             gr.CheckboxGroup(choices=[], elem_id="decide-runs", scale=5),
             label="decide.runs",

@@ -55,9 +55,7 @@ def add(shared: Shared) -> None:
         )
     with gr.Row():
         status = gr.HTML(elem_id="read-status", elem_classes="charts", visible=False)
-        stop = shared.say(
-            gr.Button(size="sm", visible=False, elem_id="read-stop"), value="read.cancel"
-        )
+        stop = shared.say(gr.Button(size="sm", visible=False, elem_id="read-stop"), value="stop")
     lists = drawing("read-page", SELECT)
     own = shared.say(gr.Textbox(elem_id="read-own"), label="read.own", info="read.own.info")
     places = drawing("read-map", SELECT)
@@ -120,10 +118,7 @@ def add(shared: Shared) -> None:
     loading = gr.on([shared.tab.select, model.input], load, [model, shared.language],
                     [status, stop, found, typed], **QUIET)
     loading.then(**redraw)
-    stop.click(
-        lambda language: (_status(text("read.stopped", language)), _HIDDEN),
-        shared.language, [status, stop], cancels=loading, **QUIET,
-    )
+    shared.stops(stop, status, loading)
     typed.input(search, [model, typed, shared.language], [found, status],
                 trigger_mode="always_last", **QUIET).then(**redraw)
     gr.on([lists.select, places.select], select, model, found, **QUIET).then(**redraw)

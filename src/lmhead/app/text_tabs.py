@@ -17,14 +17,9 @@ READ: dict[str, tuple[str, str]] = {
         "Between commas or spaces; each must be one token",
         "用逗号或空格分隔；每个词须是一个词元",
     ),
-    "read.cancel": ("Stop", "停止"),
     "read.loading": (
         "Reading the tables of {name}: {share} %. Nothing else of the model is needed.",
         "正在读取 {name} 的词表：{share} %。不需要模型的其他部分。",
-    ),
-    "read.stopped": (
-        "Stopped. Choose a model to read its tables.",
-        "已停止。选择模型即可读取词表。",
     ),
     "read.nothing": ("No model to read yet.", "还没有可读取的模型。"),
     "read.end.embedding": ("Embedding table: how it is read", "嵌入表：读入"),
@@ -69,10 +64,14 @@ READ: dict[str, tuple[str, str]] = {
     "read.go": ("Look at {word}", "查看 {word}"),
     "read.map": ("A map of words", "词的地图"),
     "read.map.says": (
-        "{n} words where they differ most: the two axes carry {first} and {second} of their "
-        "variance, so most of what tells words apart is not on the map.",
-        "{n} 个词，画在差别最大的平面上：两条轴分别占其方差的 {first} 和 {second}，"
-        "因此区分词语的大部分信息不在图上。",
+        "The two axes carry {first} and {second} of the words’ variance.",
+        "两条轴分别占这些词方差的 {first} 和 {second}。",
+    ),
+    "read.map.about": (
+        "{n} words, in the plane in which they differ most. Two axes never show all of it: what is "
+        "near on the map need not be near in the table, the lists above are exact.",
+        "{n} 个词，画在差别最大的平面上。两条轴不可能显示全部：图上靠近的词在表中未必靠近，"
+        "上面的列表才是精确的。",
     ),
     "read.map.agrees": (
         "The head's map is turned, mirrored and scaled to lie over the embedding's (orthogonal "
