@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from browser import Watched, served, watched
-from predict_models import FAMILIES, build, write_run
+from made_up_run import make_run
+from predict_models import FAMILIES, build, copy_with
 
 from lmhead.errors import SourceError
 from lmhead.gguf_file import default_model
@@ -24,7 +25,9 @@ PROMPT = "The capital of France is"
 def sources(tmp_path_factory) -> list[str]:
     root = tmp_path_factory.mktemp("page")
     models = {name: build(FAMILIES[name], root / name) for name in ("llama", "llama-tied")}
-    run = write_run(root / "run", models)
+    run = make_run(root / "run").path
+    copy_with(models["llama-tied"], run / "tied")
+    copy_with(models["llama"], run / "untied")
     try:
         return [str(default_model()), str(run)]
     except SourceError:
@@ -50,7 +53,7 @@ def seen(sources) -> Watched:
 
 def until(seen: Watched, ready: str, *arguments: object) -> None:
     """Wait for a JavaScript condition."""
-    seen.page.wait_for_function(ready, arg=list(arguments), timeout=30_000)
+    seen.page.wait_for_function(ready, arg=list(arguments), timeout=60_000)
 
 
 def best_is(seen: Watched, table: Prediction) -> None:
@@ -173,7 +176,7 @@ def test_two_side_by_side(seen, sources, table):
 def test_layers(seen, table):
     page = seen.page
     page.get_by_role("tab", name="Layers").click()
-    page.wait_for_selector("#layers-page .layers", timeout=30_000)
+    page.wait_for_selector("#layers-page .layers", timeout=60_000)
     top = page.locator("#layers-page tbody tr").first.inner_text()
     answer = table().tokens[0]
     assert "head" in top
