@@ -687,5 +687,5 @@ def test_smollm2_writes_paris(smollm2):
 @pytest.mark.parametrize("value", [True, 7, 0.5, [1], {"a": 1}, "LlamaForCausalLM"])
 def test_architectures_of_another_type_are_one_line(folders, tmp_path, value):
     folder = copy_with(folders["llama"], tmp_path / "m", architectures=value)
-    with pytest.raises(SourceError, match="architectures in config.json is .*, expected a list"):
+    with pytest.raises(SourceError, match=r"architectures in config.json is .*, expected a list"):
         predict_next(folder, "abc")
