@@ -1,13 +1,18 @@
 """The command line as a whole: help, lazy imports, errors, exit codes."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 
+import click
 import pytest
 from click.testing import CliRunner
 
 import lmhead
 from lmhead import cli
+from lmhead.cli.output import console
 from lmhead.errors import LMHeadError
 
 
@@ -93,3 +98,51 @@ def test_a_reader_that_goes_away_is_no_finding():
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) == 1
+
+
+def test_sigterm_says_how_to_carry_on(monkeypatch, capsys):
+    def invoke(*_, **__):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        except KeyboardInterrupt as error:  # as a command does, and click around it
+            told = KeyboardInterrupt("carry on with `lmhead compare --resume r`")
+            told.__cause__ = error
+            raise click.Abort from told
+
+    monkeypatch.setattr(cli.cli, "main", invoke)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["compare"])
+    assert stopped.value.code == 143
+    assert "interrupted: carry on with `lmhead compare --resume r`" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_work_goes_on_where_nobody_reads_its_progress(monkeypatch):
+    for read_end_is_gone in (False, True):
+        read, write = os.pipe()
+        with os.fdopen(write, "w", buffering=1) as stream, monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", stream)
+            progress = console(stderr=True)
+            progress.print("one")
+            if read_end_is_gone:
+                os.close(read)
+                for _ in range(3):
+                    progress.print("two")
+                progress.print("three")
+            else:
+                assert os.read(read, 10) == b"one\n"
+                os.close(read)
+
+
+def test_closed_streams_lead_nowhere():
+    command = f"{sys.executable} -m lmhead params --list 0<&- 2>&- | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 1)
+    code = (
+        "import sys; sys.stderr = None; from lmhead import cli; cli._open_closed_streams(); "
+        "print(sys.stderr.isatty(), file=sys.stderr); print(sys.stderr.name)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{os.devnull}\n"

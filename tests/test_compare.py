@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lmhead.errors import LMHeadError
 from lmhead.lab import compare as lab
-from lmhead.lab import plan, tokens, train
+from lmhead.lab import jobs, plan, tokens, train
 from lmhead.lab.arms import ARMS
 from lmhead.lab.report import write_report
 from lmhead.lab.result import summarise
@@ -127,13 +127,13 @@ def test_per_character_is_per_token_by_their_ratio(text, tmp_path):
 
 def test_arms_of_a_seed_see_the_same_batches(finished, monkeypatch, text, tmp_path):
     seen = {}
-    original = lab.train_job
+    original = jobs.train_job
 
     def spy(run, arm, seed, model, *rest):
         seen[arm, seed] = {k: v.clone() for k, v in model.named_parameters()}
         original(run, arm, seed, model, *rest)
 
-    monkeypatch.setattr(lab, "train_job", spy)
+    monkeypatch.setattr(jobs, "train_job", spy)
     lab.compare([text], tokenizer="chars", seeds=2, out=tmp_path / "r", arms=ARMS[:2], **SMALL)
     for seed in (0, 1):
         for name, value in seen["tied", seed].items():

@@ -1,5 +1,6 @@
 """Texts: reading, refusing, splitting."""
 
+import os
 from collections import Counter
 
 import pytest
@@ -112,4 +113,21 @@ def test_empty_text_and_folder(tmp_path):
         load_corpus([str(tmp_path)])
     (tmp_path / "a.txt").write_text(" \n")
     with pytest.raises(LMHeadError, match="no text in 1 file"):
+        load_corpus([str(tmp_path)])
+
+
+def test_a_folder_that_cannot_be_read_is_told(tmp_path, monkeypatch):
+    for name in ("open", "shut", ".hidden"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text("some text\n")
+    assert len(load_corpus([str(tmp_path)]).files) == 2
+    scandir = os.scandir
+
+    def refuse(place):
+        if os.path.basename(place) in ("shut", ".hidden"):
+            raise PermissionError(13, "Permission denied", place)
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(SourceError, match=r"shut: cannot be read: Permission denied"):
         load_corpus([str(tmp_path)])

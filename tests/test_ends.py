@@ -6,6 +6,7 @@ import math
 import pickle
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -922,3 +923,40 @@ def test_two_heads_over_one_table():
     Two().load_state_dict(state | {"head.weight": table, "second.weight": table})
     with pytest.raises(LMHeadError, match=r"embed.weight and second.weight differ in 11"):
         Two().load_state_dict(state | {"head.weight": table, "second.weight": table + 1})
+
+
+# --- what is no tensor ----------------------------------------------------------------------------
+
+NO_TENSOR = [None, 1.5, "x", [1, 2], [[0.0] * 4], np.zeros((2, 4), np.float32), {}, object]
+
+
+@pytest.mark.parametrize("given", NO_TENSOR, ids=lambda given: type(given).__name__)
+def test_what_is_no_tensor_is_one_clear_error(given):
+    embed, head = Embed(7, 4), Head(7, 4)
+    hidden, ids = torch.zeros(2, 4), torch.tensor([1, 2])
+    calls = {
+        "embed": lambda: embed(given),
+        "head": lambda: head(given),
+        "topk": lambda: head.topk(given, 2),
+        "loss of hidden": lambda: head.loss(given, ids),
+        "loss of targets": lambda: head.loss(hidden, given),
+        "explain": lambda: head.explain(given, ids),
+    }
+    for name, call in calls.items():
+        with pytest.raises(LMHeadError, match="must be a tensor, got ") as caught:
+            call()
+        assert type(given).__name__ in str(caught.value), name
+    for option in ("reduction", "shift", "memory", "backend", "gradient", "sample_weight"):
+        if given is not None or option != "sample_weight":
+            with pytest.raises(LMHeadError):
+                head.loss(hidden, ids, **{option: given})
+    with pytest.raises(LMHeadError, match="transform must be a HeadTransform"):
+        Head(7, 4, transform=given)
+
+
+@pytest.mark.parametrize("ids", [None, "x", [1, "a"], object, [2**80], 1.5, [0.5]])
+def test_explain_reads_tensors_and_lists_of_whole_numbers(ids):
+    head, hidden = Head(7, 4), torch.zeros(2, 4)
+    assert head.explain(hidden, [1, 2]).logits.shape == (2, 2)
+    with pytest.raises(LMHeadError, match="ids"):
+        head.explain(hidden, ids)

@@ -250,3 +250,50 @@ def test_what_cannot_be_compared_is_one_line(call, message):
     with pytest.raises(LMHeadError) as error:
         call()
     assert message in error.value.message
+
+
+def test_plane_carries_the_most_variance():
+    draw = np.random.default_rng(5)
+    table = draw.standard_normal((50, 8)) * [9, 5, 1, 1, 1, 1, 1, 1] + 3.0
+    found = g.plane(table)
+    centred = table - table.mean(0)
+    variances = np.linalg.eigvalsh(centred.T @ centred)[::-1]
+    assert found.share == pytest.approx((variances[:2] / variances.sum()).tolist())
+    np.testing.assert_allclose(found.axes.T @ found.axes, np.eye(2), atol=1e-12)
+    places = found.places(table)
+    np.testing.assert_allclose(places.mean(0), 0, atol=1e-12)
+    np.testing.assert_allclose((places**2).sum(0), variances[:2])
+    for axis in found.axes.T:
+        assert axis[np.abs(axis).argmax()] > 0
+    mirrored = g.plane(table[::-1].astype(np.float32))
+    np.testing.assert_allclose(mirrored.axes, found.axes, atol=1e-5)
+
+
+def test_plane_of_rows_on_a_line():
+    table = np.outer(np.arange(5.0), [1.0, 2.0])
+    found = g.plane(table)
+    assert found.share == pytest.approx((1.0, 0.0))
+    assert g.plane(table[:, :1]).places(table[:, :1]).shape == (5, 2)
+    with pytest.raises(LMHeadError, match="rows are all equal"):
+        g.plane(np.ones((4, 3)))
+    with pytest.raises(LMHeadError, match="at least 3 are needed"):
+        g.plane(table[:2])
+
+
+def test_points_are_laid_over_others():
+    draw = np.random.default_rng(6)
+    a = draw.standard_normal((40, 2))
+    turn = np.array([[np.cos(1.0), np.sin(1.0)], [np.sin(1.0), -np.cos(1.0)]])  # mirrored too
+    matrix, explained = g.lay_over(a, 2.5 * a @ turn)
+    np.testing.assert_allclose(2.5 * a @ turn @ matrix, a)
+    assert explained == pytest.approx(1)
+    b = draw.standard_normal((40, 2))
+    matrix, explained = g.lay_over(a, b)
+    left = ((b @ matrix - a) ** 2).sum() / (a**2).sum()
+    assert explained == pytest.approx(1 - left)
+    for angle in np.linspace(0, 2 * np.pi, 60):
+        other = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+        scale = np.linalg.norm(matrix[0])
+        assert ((scale * b @ other - a) ** 2).sum() / (a**2).sum() >= left - 1e-12
+    with pytest.raises(LMHeadError, match="all zero"):
+        g.lay_over(a, np.zeros((40, 2)))

@@ -7,102 +7,42 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tomli_w
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from predict_models import (
+    FAMILIES,
+    ROWS,
+    SMALL,
+    build,
+    characters,
+    copy_with,
+    write_gguf,
+    write_run,
+)
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     BertConfig,
     BertModel,
-    CohereConfig,
-    Gemma2Config,
-    GPT2Config,
     LlamaConfig,
     LlamaForSequenceClassification,
     LlamaModel,
-    OpenAIGPTConfig,
-    PhiConfig,
     PreTrainedTokenizerFast,
     T5Config,
 )
 
 from lmhead.cli import main
 from lmhead.errors import LMHeadError, SourceError
-from lmhead.gguf_file import default_model
+from lmhead.gguf_file import default_model, read_once
 from lmhead.models import open_source
 from lmhead.predict import NextToken, predict_next
 from lmhead.prompt import token_text
-from lmhead.runs import SECTIONS, choose_arm
-
-CHARS = "今天气真好abcdefgh 。\n"
-ROWS = 32  # more than the tokenizer has: the rest is padding
-SMALL = {
-    "vocab_size": ROWS,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.5,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": None,
-}
-FAMILIES = {
-    "llama": LlamaConfig(**SMALL, tie_word_embeddings=False),
-    "llama-tied": LlamaConfig(**SMALL, tie_word_embeddings=True),
-    "gpt2": GPT2Config(vocab_size=ROWS, n_embd=16, n_layer=1, n_head=2, n_positions=64),
-    "openai-gpt": OpenAIGPTConfig(vocab_size=ROWS, n_embd=16, n_layer=1, n_head=2, n_positions=64),
-    "gemma2": Gemma2Config(**SMALL, head_dim=8, final_logit_softcapping=3.0),
-    "cohere": CohereConfig(**SMALL, logit_scale=0.25),
-    "phi": PhiConfig(**SMALL, tie_word_embeddings=False),
-}
-
-
-def characters(template: bool = False) -> PreTrainedTokenizerFast:
-    """One token a character, as the runs of `lmhead compare` have it."""
-    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {c: i for i, c in enumerate(CHARS, start=3)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    if template:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
-        )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
-    )
-
-
-def build(config, folder: Path, change=None) -> Path:
-    """A small random model in a folder, tokenizer included."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).float()
-    with torch.no_grad():
-        if getattr(model.get_output_embeddings(), "bias", None) is not None:
-            model.get_output_embeddings().bias.normal_()
-        if change is not None:
-            change(model)
-    model.save_pretrained(folder)
-    characters().save_pretrained(folder)
-    return folder
+from lmhead.runs import choose_arm
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
     return {name: build(config, root / name) for name, config in FAMILIES.items()}
-
-
-def copy_with(folder: Path, target: Path, **settings) -> Path:
-    """A copy of a model folder with other settings in its config.json."""
-    target.mkdir()
-    for file in folder.iterdir():
-        (target / file.name).write_bytes(file.read_bytes())
-    config = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(config | settings))
-    return target
 
 
 def run(capsys, *args: str) -> tuple[int, str, str]:
@@ -456,24 +396,7 @@ def test_tokens_are_printable():
 
 @pytest.fixture
 def a_run(folders, tmp_path) -> Path:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    sections = {name: {} for name in SECTIONS}
-    sections["arms"] = {"tied": {}, "untied": {}, "tied-wide": {}}
-    (folder / "config.toml").write_text(tomli_w.dumps({"schema_version": 1, **sections}))
-    copy_with(folders["llama-tied"], folder / "tied")
-    copy_with(folders["llama"], folder / "untied")
-    rows = [
-        {"event": "valid", "arm": "tied", "seed": 0, "valid_nll": 0.1},
-        {"event": "done", "arm": "tied", "seed": 0, "valid_nll": 3.0},
-        {"event": "done", "arm": "tied", "seed": 1, "valid_nll": 3.5},
-        {"event": "done", "arm": "untied", "seed": 0, "valid_nll": 3.1},
-        {"event": "done", "arm": "untied", "seed": 1, "valid_nll": 3.2},
-        {"event": "done", "arm": "tied-wide", "seed": 0, "valid_nll": 1.0},
-    ]
-    lines = [json.dumps({**row, "step": 1}) for row in rows]
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + '\n{"event": "done", "ar')
-    return folder
+    return write_run(tmp_path / "run", folders)
 
 
 def test_best_arm_of_a_run(a_run):
@@ -589,48 +512,6 @@ def test_vocabulary_only_gguf(shared, capsys):
         assert "vocabulary-only GGUF" in err
 
 
-def write_gguf(
-    path: Path, architecture: str = "llama", tied: bool = True, tensors: bool = True
-) -> np.ndarray:
-    """A llama of one layer and width 32 in llama.cpp's format; its table [8, 32] is returned."""
-    import gguf
-
-    draw = np.random.default_rng(0)
-    tokens = ["<unk>", "<s>", "</s>", "▁a", "b", "a", "▁", "c"]
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_name("tiny")
-    writer.add_context_length(64)
-    writer.add_embedding_length(32)
-    writer.add_feed_forward_length(32)
-    writer.add_block_count(1)
-    writer.add_head_count(2)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(8)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(tokens)
-    writer.add_token_scores([0.0] * 3 + [-1.0] * 5)
-    writer.add_token_types([2, 3, 3, 1, 1, 1, 1, 1])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    table = draw.standard_normal((8, 32)).astype(np.float32)
-    held = {"token_embd": table, "output_norm": np.ones(32, np.float32)}
-    if not tied:
-        held["output"] = table + 1
-    for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
-        held[f"blk.0.{name}"] = draw.standard_normal((32, 32)).astype(np.float32)
-    for name in ("attn_norm", "ffn_norm"):
-        held[f"blk.0.{name}"] = np.ones(32, np.float32)
-    for name, values in held.items() if tensors else ():
-        writer.add_tensor(f"{name}.weight", values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return table
-
-
 def test_gguf(tmp_path, capsys):
     table = write_gguf(tmp_path / "tiny.gguf")
     (tmp_path / "tokenizer.json").write_text("{")  # what lies beside a GGUF file is not its own
@@ -642,6 +523,28 @@ def test_gguf(tmp_path, capsys):
     write_gguf(tmp_path / "untied.gguf", tied=False)
     untied = predict_next(tmp_path / "untied.gguf", "ab")
     assert untied.max_abs_difference == pytest.approx(1, rel=1e-5)
+
+
+def test_gguf_is_read_as_the_package_reads_it(tmp_path):
+    """The quick reader against gguf's own: every field, as transformers reads it; every tensor."""
+    import gguf
+    from transformers.modeling_gguf_pytorch_utils import read_field
+
+    write_gguf(tmp_path / "tiny.gguf")
+    slow = gguf.GGUFReader(tmp_path / "tiny.gguf")
+    with read_once():
+        quick = gguf.GGUFReader(tmp_path / "tiny.gguf")
+        assert gguf.GGUFReader(tmp_path / "tiny.gguf") is quick
+    assert type(gguf.GGUFReader(tmp_path / "tiny.gguf")) is type(slow)
+    assert list(quick.fields) == list(slow.fields)
+    for name, field in slow.fields.items():
+        assert quick.fields[name].types == field.types, name
+        assert read_field(quick, name) == read_field(slow, name), name
+    assert len(read_field(quick, "tokenizer.ggml.tokens")) == 8
+    for ours, theirs in zip(quick.tensors, slow.tensors, strict=True):
+        assert (ours.name, ours.tensor_type) == (theirs.name, theirs.tensor_type)
+        assert type(ours.data) is np.ndarray
+        assert np.array_equal(ours.data, theirs.data)
 
 
 def test_broken_gguf(tmp_path, capsys):
@@ -680,3 +583,10 @@ def test_smollm2_writes_paris(smollm2):
     assert "".join(t for _, t in chinese.prompt_tokens).startswith("<0xE4><0xBB>")
     assert any(t.kind == "bytes" for t in chinese.tokens)
     assert chinese.notes == ()
+
+
+@pytest.mark.parametrize("value", [True, 7, 0.5, [1], {"a": 1}, "LlamaForCausalLM"])
+def test_architectures_of_another_type_are_one_line(folders, tmp_path, value):
+    folder = copy_with(folders["llama"], tmp_path / "m", architectures=value)
+    with pytest.raises(SourceError, match=r"architectures in config.json is .*, expected a list"):
+        predict_next(folder, "abc")

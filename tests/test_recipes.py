@@ -8,6 +8,7 @@ import json
 import math
 import random
 import re
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file
 from torch import nn
 
 from lmhead import inspect
@@ -30,12 +32,16 @@ from lmhead.lab.recipes import step as step_module
 from lmhead.lab.recipes.example import example_step, time_beside
 from lmhead.lab.recipes.job import Job, RecipeRun
 from lmhead.lab.recipes.lstm import LSTMModel, _steps
+from lmhead.lab.recipes.recipe import PTB, WIKITEXT2, Figure, Recipe, Schedule
 from lmhead.lab.recipes.result import summarise
 from lmhead.lab.recipes.run import base, count, resume, start
 from lmhead.lab.recipes.step import Rules, evaluate, side_by_side, train_step, windows
-from lmhead.lab.recipes.table import PTB, RECIPES, WIKITEXT2, Figure, Recipe, Schedule
+from lmhead.lab.recipes.table import RECIPES
 from lmhead.lab.recipes.texts import read_words
+from lmhead.lab.watch import Watch
+from lmhead.predict import predict_next
 
+ROOT = Path(__file__).resolve().parents[1]
 SMALL = RECIPES["press-wolf-small"]
 
 
@@ -116,7 +122,8 @@ def test_figures_are_those_of_the_fact_sheet(shared: Path) -> None:
             assert figure == inan(names[arm], corpus)
     for size, real in (("medium", "medium + REAL (14M)"), ("large", "large + REAL (51M)")):
         figures = RECIPES[f"inan-{size}"].figures[PTB]
-        assert figures == {"base": inan(f"{size} VD-LSTM", PTB), "real": inan(real, PTB)}
+        assert figures["base"] == inan(f"{size} VD-LSTM", PTB)
+        assert figures["real"] == inan(real, PTB)
     untied, tied = map(float, rows["d = 200, 6 epochs"])
     figures = RECIPES["word-language-model"].figures[PTB]
     assert figures == {"untied": Figure(test=untied), "tied": Figure(test=tied)}
@@ -255,6 +262,39 @@ def test_a_step_is_the_plain_loops(name: str, data: Path) -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["press-wolf-small", "inan-small"])
+def test_the_two_sides_of_a_step_are_the_gradients_of_two_tables(name: str, data: Path) -> None:
+    """Of the plain loop on a twin whose two tables hold the same values."""
+    recipe = tiny(name, dropout=0.0, recurrent=None)
+    tokens = torch.from_numpy(read_words(data).parts["train"])
+    text = side_by_side(tokens, 4)
+    for arm in recipe.arms.values():
+        live, twin = LSTMModel(recipe, arm, 41), LSTMModel(recipe, replace(arm, tied=False), 41)
+        with torch.no_grad():
+            twin.head.weight.copy_(live.head.weight)
+        rules = Rules(
+            recipe.coefficient(5), clip=0.05, rate=0.7, penalty=recipe.penalty,
+            alpha=recipe.alpha if arm.augmented else None, temperature=recipe.temperature,
+        )  # fmt: skip
+        watch, before = Watch(live, tokens, 1), copy.deepcopy(live)
+        train_step(live, text[:5], text[1:6], live.start(4), rules, watch)
+        train_step(before, text[:5], text[1:6], live.start(4), rules)
+        for ours, plain in zip(live.tensors().values(), before.tensors().values(), strict=True):
+            assert torch.equal(ours, plain), "looking changes nothing"
+        *_, norm = example_step(twin, text[:5], text[1:6], twin.start(4), rules)
+        of_read, of_written = twin.embedding.weight.grad, twin.head.weight.grad
+        assert of_read is not None
+        assert of_written is not None
+        unclipped = max(norm, rules.clip) / rules.clip
+        reading, writing = of_read * unclipped, of_written * unclipped
+        told = watch.row()["gradient"]
+        for key, power in (("l1", 1), ("l2", 2)):
+            of_reading = float(torch.linalg.vector_norm(reading, power))
+            of_writing = float(torch.linalg.vector_norm(writing, power))
+            assert told[key]["reading"] == pytest.approx(of_reading, rel=1e-4)
+            assert told[key]["writing"] == pytest.approx(of_writing, rel=1e-4)
+
+
 def test_the_state_is_carried(data: Path) -> None:
     """One pass over a text gives the same losses as windows that hand on their state, and not the
     same as windows from zero."""
@@ -294,11 +334,22 @@ def test_evaluation_drops_what_is_no_whole_window(
 def test_variational_dropout_keeps_one_mask_a_window() -> None:
     recipe = tiny("inan-small", width=64)
     model = LSTMModel(recipe, recipe.arms["base"], 41)
-    ones = torch.ones(7, 3, 64)
-    seen = model._drop(ones, masks=True)
-    assert (seen == seen[0]).all()
-    assert len(seen[0].unique(dim=0)) == 3  # another for each stream
-    assert seen.unique().tolist() == pytest.approx([0.0, 1 / 0.7])
+    ids, weight = torch.randint(41, (7, 3)), model.layers[1].get_parameter("weight_hh_l0")
+
+    def run() -> torch.Tensor:
+        torch.manual_seed(3)
+        return model(model.embedding(ids), model.start(3))[0].view(7, 3, 64)
+
+    before = run()
+    hidden = before == 0
+    assert (hidden == hidden[0]).all()  # all steps of the window alike
+    assert len(hidden[0].unique(dim=0)) == 3  # another mask for each stream
+    assert hidden.float().mean() == pytest.approx(0.3, abs=0.1)
+    # the layer's own state goes through the same mask
+    with torch.no_grad():
+        weight[:, hidden[0, 0]] += 1.0
+    assert torch.equal(run()[:, 0], before[:, 0])
+    assert not torch.equal(run()[:, 1], before[:, 1])
     layer = nn.LSTM(64, 64)
     x, zero = torch.randn(7, 3, 64), torch.zeros(1, 3, 64)
     out, (h, c) = _steps(layer, x, (zero, zero), torch.ones(3, 64))
@@ -431,12 +482,18 @@ def test_a_stopped_job_ends_with_the_same_numbers(
         ]
         last[len(stops)] = rows, job.model.tensors()
     assert len(last[0][0]) > 20
+    assert sum(row["event"] == "ends" for row in last[0][0]) > 3
     assert last[0][0] == last[3][0]
     for key, value in last[0][1].items():
         assert torch.equal(value, last[3][1][key])
 
 
-def test_a_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run(
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setitem(RECIPES, "press-wolf-small", tiny("press-wolf-small", epochs=3))
     told: list[str] = []
     out = tmp_path / "run"
@@ -463,6 +520,47 @@ def test_a_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert untied.verdict == "untied"
     params = untied.to_dict()["params"]
     assert params["total"] == found["arms"]["untied+pr"]["params"]["total"]
+
+    # why: what the two ends did, and how the tables lie
+    looks = [row for row in RecipeRun(out).rows() if row["event"] == "ends"]
+    assert {(row["arm"], row["seed"]) for row in looks} == {
+        (arm, seed) for arm in found["arms"] for seed in (0, 1)
+    }
+    start_row = looks[0]
+    assert start_row["step"] == 0
+    assert start_row["initial_loss"] == pytest.approx(math.log(41), rel=0.05)
+    geometry = json.loads((out / "geometry.json").read_text("utf-8"))
+    tied = next(one for one in geometry["nearer"] if one["arm"] == "tied")
+    assert (tied["untied"], tied["same_seed"]) == ("untied", False)
+    assert {table["name"] for table in geometry["tables"]} >= {"tied table", "untied head"}
+    assert geometry["examples"][0]["arms"].keys() == found["arms"].keys()
+    page = (out / "report.html").read_text("utf-8")
+    for heading in ("The two ends while training", "The tables beside each other", "What comes"):
+        assert heading in page
+
+    # the model of an arm is opened like any other, and scores as the training loop's does
+    words = read_words(data).vocabulary
+    for name, arm in tiny("press-wolf-small").arms.items():
+        model = LSTMModel(tiny("press-wolf-small"), arm, len(words)).eval()
+        for key, value in load_file(out / name / "model.safetensors").items():
+            model.get_parameter(key).data.copy_(value)
+        read = torch.tensor([[words.index("w1")], [words.index("w4")], [words.index("<eos>")]])
+        scores = model.head(model(model.embedding(read), model.start(1))[0])[-1]
+        told = predict_next(out, "w1 w4 <eos>", k=3, arm=name)
+        assert (told.tied, told.plain) == (arm.tied, True)
+        best = torch.topk(scores, 3)
+        assert [token.id for token in told.tokens] == best.indices.tolist()
+        assert [t.logit for t in told.tokens] == pytest.approx(best.values.tolist(), rel=1e-5)
+    assert predict_next(out, "", arm="tied").prompt_tokens[0][1] == "<eos>"
+    with pytest.raises(LMHeadError, match="Missing"):  # there is no <unk> in this text
+        predict_next(out, "nonsense", arm="tied")
+
+    # the page on nearness: what training added starts at nothing
+    runpy.run_path(str(ROOT / "scripts" / "results_nearer.py"))["main"](str(out))
+    page = capsys.readouterr().out
+    assert "## tied+pr beside untied+pr" in page
+    assert page.count("(head less embedding: rotation ") == 4
+    assert "### All 41 words, what training added" in page
 
     # what is done is not done again; what has changed is refused
     again = resume(out, workers=0)

@@ -12,6 +12,7 @@ import pytest
 
 from lmhead.cli import main
 from lmhead.errors import LMHeadError, SourceError
+from lmhead.lab import jobs
 from lmhead.lab import scale as lab
 from lmhead.lab.configs import base_config
 from lmhead.lab.plan import RESERVE
@@ -107,7 +108,7 @@ def test_a_stopped_run_ends_with_the_same_numbers(finished, text, tmp_path):
 def test_a_finished_run_is_asked_anew_without_training(finished, monkeypatch):
     out, _, _ = finished
     before = [numbers(out, width) for width in WIDTHS]
-    monkeypatch.setattr(lab.lab, "train_job", None)
+    monkeypatch.setattr(jobs, "train_job", None)
     again = lab.resume(out, params="total", predict=[1e9])
     assert [numbers(out, width) for width in WIDTHS] == before
     assert again.params == "total"
@@ -230,6 +231,29 @@ def test_command_prints_table_law_and_sentence(finished, tmp_path, capsys):
     assert data["finished"]
 
 
+def test_other_commands_know_the_folder(finished, tmp_path, capsys):
+    fabricate(finished, tmp_path / "r", (3.2, 1.0, 0.8), (3.0, 1.5, 0.8))
+    (tmp_path / "r" / "scale.html").unlink(missing_ok=True)
+
+    def told(*arguments):
+        with pytest.raises(SystemExit) as stopped:
+            main([*map(str, arguments)])
+        return stopped.value.code, capsys.readouterr()
+
+    code, shown = told("report", tmp_path / "r")
+    assert (code, "cross at" in shown.out) == (0, True)
+    assert (tmp_path / "r" / "scale.html").is_file()
+    code, shown = told("report", tmp_path / "r", "--json")
+    assert json.loads(shown.out)["finished"]
+    code, shown = told("report", tmp_path / "r", "--by", "frequency")
+    assert code == 2
+    assert "lmhead report" in shown.err.splitlines()[1]
+    code, shown = told("predict", tmp_path / "r", "今天")
+    assert code == 3
+    assert "holds a run for each width" in shown.err
+    assert f"lmhead predict {tmp_path / 'r'}/width-" in shown.err
+
+
 def test_page_needs_no_torch_and_escapes(finished, tmp_path):
     out, _, _ = finished
     copy = tmp_path / "<script>alert(1)<"
@@ -251,7 +275,7 @@ def test_widths_are_added_as_the_first_were(finished, tmp_path, monkeypatch):
     with pytest.raises(LMHeadError, match="2 new widths need as many numbers"):
         lab.resume(folder, widths=[40, 48], layers=[1])
     trained = []
-    monkeypatch.setattr(lab.lab, "train_job", lambda run, arm, seed, *_: trained.append(run.path))
+    monkeypatch.setattr(jobs, "train_job", lambda run, arm, seed, *_: trained.append(run.path))
     monkeypatch.setattr(RunFolder, "promote", lambda *_: None)
     wider = lab.resume(folder, widths=[40])
     assert not wider.finished

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer
 
 from lmhead.errors import LMHeadError, SourceError
 from lmhead.lab.tokens import BYTES, encode, make_tokenizer, vocabulary_size
+from lmhead.prompt import dropped
 
 
 @settings(deadline=None, max_examples=30)
@@ -73,3 +75,11 @@ def test_broken_tokenizer_file(tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"model": 7}')
     with pytest.raises(SourceError, match="not a tokenizer"):
         make_tokenizer(str(tmp_path), "text")
+
+
+def test_characters_that_a_tokenizer_drops_are_found(tmp_path):
+    lower = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    lower.save(str(tmp_path / "tokenizer.json"))
+    assert dropped(make_tokenizer(str(tmp_path), ""), "ab c\nab d") == ["c", "d"]
+    assert dropped(make_tokenizer("chars", "ab\n"), "ab c") == []  # unknown, not dropped
+    assert dropped(make_tokenizer("bpe:300", "ab c\n"), "ab 天") == []

@@ -8,7 +8,7 @@ import torch
 
 from lmhead.errors import LMHeadError
 from lmhead.lab import compare as lab
-from lmhead.lab import plan, train, tune, until_clear
+from lmhead.lab import jobs, plan, train, until_clear
 from lmhead.lab.result import summarise
 from lmhead.lab.tune import parse_grid, settings_of, split
 from lmhead.runs import RunFolder
@@ -111,14 +111,14 @@ def test_stopped_tuning_is_carried_on(tuned, text, tmp_path, monkeypatch, at):
 
 
 def test_a_setting_that_diverges_is_no_choice(text, tmp_path, monkeypatch):
-    original = tune.train_job
+    original = jobs.train_job
 
     def diverge(folder, job, seed, model, *rest):
         if job.endswith("-0") or job.startswith("untied"):
             raise train.DivergedError("loss nan")
         original(folder, job, seed, model, *rest)
 
-    monkeypatch.setattr(tune, "train_job", diverge)
+    monkeypatch.setattr(jobs, "train_job", diverge)
     run = RunFolder(tmp_path / "r")
     options = {**SMALL, "seeds": 1, "tune": ["lr=1e-2,1e-3"]}
     with pytest.raises(LMHeadError) as caught:
@@ -217,7 +217,8 @@ def test_budget_ends_it(text, tmp_path, monkeypatch):
     run.metrics_file.touch()
     trained = []
     monkeypatch.setattr(until_clear, "summarise", lambda run: None)
-    until_clear.add_seeds(run, 2, 9, 200.0, trained.append, 0.0)
+    more = until_clear.add_seeds(run, 2, 9, 200.0, lambda seed: trained.append(seed) or [], 0.0)
+    assert list(more) == [[], []]
     # looks at 0, 120 and 240 s; a seed takes 40 s
     assert trained == [2, 3]
     assert [row["stop"] for row in run.rows()] == ["", "", "budget"]

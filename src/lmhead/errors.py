@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+NO_SPACE = "No space left on device"  # in whatever a library wraps it
+
 
 class LMHeadError(ValueError):
     """A mistake in what was asked for.
@@ -26,6 +28,27 @@ class SourceError(LMHeadError):
     """A file, folder or model that cannot be read, or is of a kind not supported."""
 
     exit_code = 3
+
+
+class ToldElsewhere(LMHeadError):
+    """The end of a run in several processes that another of them has told already.
+
+    Args:
+        exit_code: what that process ends with, and this one too.
+    """
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("another process of this run has told its end")
+        self.exit_code = exit_code
+
+
+def exit_code(error: BaseException) -> int:
+    """What the program ends with; see `lmhead.cli`."""
+    if isinstance(error, LMHeadError):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    return 3 if isinstance(error, OSError) or NO_SPACE in str(error) else 70
 
 
 def first_line(error: BaseException) -> str:

@@ -11,6 +11,23 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 _HUB_FILES = ["*.json", "*.model", "*.txt", "*.tiktoken", "*.bpe", "*.spm"]
 
 
+def from_cache(name: str) -> Path:
+    """The folder of a hub model in the cache; the network is not asked.
+
+    Raises:
+        SourceError: it is not there.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except Exception as error:
+        raise SourceError(
+            f"{name!r} is no path here, and is not in the hub's cache",
+            f"name a local model folder, or get it first: hf download {name}",
+        ) from error
+
+
 def from_hub(name: str) -> Path:
     """Download (or find in the cache) the files of a hub model that loading needs."""
     from huggingface_hub import HfApi, snapshot_download
@@ -25,8 +42,8 @@ def from_hub(name: str) -> Path:
         ) from error
     except Exception as unreachable:  # noqa: BLE001 - httpx, urllib3, offline mode: all one case
         try:
-            return Path(snapshot_download(name, local_files_only=True))
-        except Exception as error:
+            return from_cache(name)
+        except SourceError as error:
             raise SourceError(
                 f"{name!r} is no path here, is not in the hub's cache, and huggingface.co cannot "
                 f"be reached: {first_line(unreachable)}",

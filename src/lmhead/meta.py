@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from lmhead.errors import LMHeadError, SourceError, first_line
 from lmhead.families import FAMILIES
 from lmhead.quiet import quiet
 from lmhead.records import read_path
 
+T = TypeVar("T")
 _FLAG = "tie_word_embeddings"
 _LEVELS = ("text_config", "llm_config", "language_config", "decoder")
 _MAX_REPEATS = 10_000  # layers, experts: each one is built, so a wrong number would never end
@@ -38,6 +39,25 @@ def count_fields(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
 
     Args, Raises: as `lmhead.params.count_config`; `model_type` must be a text.
     """
+
+    def count(kind: str, model: Any, raw: Mapping[str, Any]) -> dict[str, Any]:
+        return {"model_type": raw["model_type"], "kind": kind, **_count(model, raw, name)}
+
+    return _with_model(raw, name, count)
+
+
+def meta_model(raw: Mapping[str, Any], name: str) -> Any:
+    """The language model that a config describes, on the meta device, tied as it says.
+
+    Args, Raises: as `count_fields`.
+    """
+    return _with_model(raw, name, lambda _kind, model, _raw: model)
+
+
+def _with_model(
+    raw: Mapping[str, Any], name: str, use: Callable[[str, Any, Mapping[str, Any]], T]
+) -> T:
+    """Build a config's model on the meta device and use it, with errors of one line."""
     model_type = raw["model_type"]
     if raw.get("scale_decoder_outputs") is False:
         raw = {**raw, _FLAG: False}  # how transformers 5 writes down that T5's flag was false
@@ -53,7 +73,7 @@ def count_fields(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
             _check_repeats(raw, name)
             config = CONFIG_MAPPING[model_type].from_dict(_clean(raw))
             kind, cls = _model_class(config, raw, name)
-            parts = _count(_build(cls, config), raw, name)
+            return use(kind, _build(cls, config), raw)
         except LMHeadError:
             raise
         except ImportError as error:
@@ -66,7 +86,6 @@ def count_fields(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
                 f"{name}: transformers cannot build this config: {why}",
                 f"the fields of {model_type!r} are described in the transformers documentation",
             ) from error
-    return {"model_type": model_type, "kind": kind, **parts}
 
 
 def _check_repeats(raw: Any, name: str) -> None:

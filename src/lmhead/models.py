@@ -98,6 +98,9 @@ def _load(where: str, source: Path) -> tuple[Any, Any, tuple[str, ...]]:
         import torch
         import transformers
 
+        from lmhead.recurrent import register
+
+        register()  # what a recipe trains
         # A GGUF holds its configuration and tokenizer: whatever lies beside it must not be read.
         path = empty if is_gguf else str(source)
         safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
@@ -143,6 +146,12 @@ def _check_folder(folder: Path) -> None:
             f"{folder}: an adapter, not a model: it has no config.json",
             "merge it into its base model first, then name the merged folder",
         )
+    if (folder / "scale.toml").is_file():
+        widths = sorted(folder.glob("width-*"), key=lambda path: (len(path.name), path.name))
+        raise SourceError(
+            f"{folder}: a run of `lmhead scale` holds a run for each width, not one model",
+            f"lmhead predict {widths[-1]} TEXT" if widths else f"lmhead scale --resume {folder}",
+        )
     raise SourceError(
         f"{folder}: no config.json, so this is not a model folder",
         f"lmhead predict {folder / inside[0]} TEXT" if inside else "name the folder that holds it",
@@ -157,6 +166,12 @@ def _check_kind(where: str, config: Any) -> None:
     )
 
     kind, built_for = config.model_type, config.architectures or []
+    if not isinstance(built_for, list) or not all(isinstance(name, str) for name in built_for):
+        raise SourceError(
+            f"{where}: architectures in config.json is {short(repr(built_for))}, expected a list "
+            "of names",
+            "take the key out, or name the class of the model",
+        )
     hint = "name a causal (decoder) language model"
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise SourceError(f"{where}: transformers has no causal model of the type {kind!r}", hint)

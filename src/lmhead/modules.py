@@ -10,6 +10,9 @@ reaches its bias only: copy, move and save the model, not a tied head.
 
 An older checkpoint may hold the head's own weight. `load_state_dict` then fills the table from
 whichever end is stored; where both are, they must be equal, or it raises (never drops one).
+
+A table may be a DTensor whose rows are spread over processes (`lmhead.distributed.shard_ends`):
+what an end does is then done by `lmhead.distributed`.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from lmhead import reference
 from lmhead.errors import LMHeadError
 from lmhead.loss import linear_cross_entropy
+from lmhead.loss.shard import is_sharded
 from lmhead.reference import Explanation, TopK, wide
 from lmhead.transform import HeadTransform, check_count, check_number, tied_init_std
 
@@ -110,14 +114,22 @@ class Embed(nn.Module):
         Raises:
             LMHeadError: ids are not integers, or (on the CPU) lie outside 0 .. V - 1.
         """
+        reference.check_tensor("ids", ids)
         if ids.dtype not in (torch.int32, torch.int64):
             raise LMHeadError(f"ids must be int32 or int64, got {ids.dtype}")
+        read = self._read(ids)
+        return read if self.scale == 1 else read * self.scale
+
+    def _read(self, ids: Tensor) -> Tensor:
+        if is_sharded(self.weight):
+            from lmhead.distributed import scoring
+
+            return scoring.embedding(ids, self.weight, padding_idx=self.padding_idx)
         try:
-            read = F.embedding(ids, self.weight, self.padding_idx)
+            return F.embedding(ids, self.weight, self.padding_idx)
         except IndexError:
             reference.check_ids("ids", ids, self.weight.shape[0], self.weight.shape[0])
             raise
-        return read if self.scale == 1 else read * self.scale
 
     def extra_repr(self) -> str:
         scale = "" if self.scale == 1 else f", scale={self.scale}"
@@ -174,6 +186,8 @@ class Head(nn.Module):
         super().__init__()
         self._table = ()
         self.init_std: float = _init_std(init_std, out_features, in_features)
+        if not isinstance(transform, HeadTransform):
+            raise LMHeadError(f"transform must be a HeadTransform, got {type(transform).__name__}")
         if transform.valid_rows is not None and transform.valid_rows > out_features:
             raise LMHeadError(f"valid_rows is {transform.valid_rows}, the head has {out_features}")
         self.transform = transform
@@ -237,11 +251,15 @@ class Head(nn.Module):
 
         Returns:
             [..., V], in the dtype of the product; the transform itself is computed in float32 for
-            low precision.
+            low precision. Of a sharded table a DTensor, sharded over V.
 
         Raises:
             LMHeadError: hidden is not floating point, or its width or dtype is not the weight's.
         """
+        if is_sharded(self.weight):
+            from lmhead.distributed import scoring
+
+            return scoring.logits(hidden, self.weight, bias=self.bias, transform=self.transform)
         reference.check_hidden(hidden, self.weight)
         product = F.linear(hidden, self.weight)
         if self.bias is None and self.transform == _PLAIN:
@@ -317,10 +335,16 @@ class Head(nn.Module):
             groups: as `HeadIndex` takes it.
 
         Raises:
-            LMHeadError: a table that cannot be indexed, or was made under inference mode.
+            LMHeadError: a table that cannot be indexed, was made under inference mode, or is
+                sharded over processes.
         """
         from lmhead.topk.kept import keep
 
+        if is_sharded(self.weight):
+            raise LMHeadError(
+                "the table is sharded over processes, and a head keeps an index of a whole one",
+                "index this rank's rows: lmhead.distributed.topk(..., index=HeadIndex(rows))",
+            )
         _KEPT.pop(self, None)
         _watch_optimizers()
         kept = keep(self.weight, self.bias, self.transform, groups)
@@ -348,6 +372,10 @@ class Head(nn.Module):
         Raises:
             LMHeadError: hidden does not fit the weight, or k is out of range.
         """
+        if is_sharded(self.weight):
+            from lmhead.distributed import scoring
+
+            return scoring.topk(hidden, k, self.weight, bias=self.bias, transform=self.transform)
         kept = _KEPT.get(self)
         if kept is not None and not kept.fits(self.weight, self.bias, self.transform):
             del _KEPT[self]
@@ -375,6 +403,12 @@ class Head(nn.Module):
         Raises:
             LMHeadError: hidden does not fit the weight, ids have another shape or are no rows.
         """
+        if is_sharded(self.weight):
+            from lmhead.distributed import scoring
+
+            return scoring.explain(
+                hidden, ids, self.weight, bias=self.bias, transform=self.transform
+            )
         return reference.explain(hidden, ids, self.weight, self.bias, self.transform)
 
     def extra_repr(self) -> str:

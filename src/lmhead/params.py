@@ -187,6 +187,15 @@ def count_config(raw: Mapping[str, Any], name: str) -> ParamCount:
     return ParamCount(name=name, **count_fields(raw, name))
 
 
+def byte_text(n: float) -> str:
+    """Bytes in words: 1234567 → 1.23 MB (10⁶ bytes)."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if n < 999.95 or unit == "TB":
+            break
+        n /= 1000
+    return f"{n:.0f} B" if unit == "B" else f"{n:,.{2 if n < 9.995 else 1}f} {unit}"
+
+
 @functools.cache
 def bundled() -> tuple[ParamCount, ...]:
     """The models whose counts ship with lmhead, by name; needs neither torch nor transformers."""

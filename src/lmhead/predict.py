@@ -1,26 +1,23 @@
 """What a model writes next: each logit beside the length and the direction that make it.
 
-A forward pre-hook on the head sees the hidden state `h` that the head really reads, in any
-architecture. With the head's rows `W_i` the product splits into `h · W_i = ‖h‖ · ‖W_i‖ · cos θ_i`:
-‖h‖ is the same for every token, so length (‖W_i‖) and direction (cos θ_i) decide the order. The
-logits are the model's own output, after whatever bias, scale or cap it applies.
+`h · W_i = ‖h‖ · ‖W_i‖ · cos θ_i`: ‖h‖ is the same for every token, so length (‖W_i‖) and direction
+(cos θ_i) decide the order. How they are read from a model: see `lmhead.scored`.
 """
 
 from __future__ import annotations
 
-import inspect
-import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmhead import html
-from lmhead.errors import LMHeadError, SourceError, first_line
-from lmhead.families import FAMILIES, settings
+from lmhead.errors import LMHeadError
 from lmhead.models import Opened, open_source
 from lmhead.prompt import read_prompt, token_text
 from lmhead.quiet import quiet
 
-BYTES_OF_CHUNK = 1 << 27  # float64 rows of the head held at once
+if TYPE_CHECKING:
+    from lmhead.scored import Scored, Scorer
 
 
 @dataclass(frozen=True)
@@ -141,95 +138,58 @@ def predict_next(
     else:
         opened = open_source(model, arm)
     with quiet():
-        return _predict(opened, text, k, by)
+        from lmhead.scored import Scorer
+
+        scorer = Scorer(opened)
+        ids, notes = read_prompt(scorer.tokenizer, text, scorer.context)
+        return tabulate(scorer, scorer.score(ids), text, k, by, notes)
 
 
-def _predict(opened: Opened, text: str, k: int, by: str) -> Prediction:
-    import torch
+def tabulate(
+    scorer: Scorer,
+    scored: Scored,
+    text: str,
+    k: int = 10,
+    by: str = "logit",
+    notes: Sequence[str] = (),
+) -> Prediction:
+    """The table of what comes after a text that has been scored.
 
-    model, tokenizer = opened.model, opened.tokenizer
-    head, embedding = _ends_of(model, opened.name)
-    ids, notes = read_prompt(tokenizer, text, _context(model))
-    rows = None if embedding is None else embedding.shape[0]
-    if rows is not None and max(ids) >= rows:
-        raise SourceError(
-            f"{opened.name}: tokenizer and model do not fit: the text has the token id {max(ids)}, "
-            f"the embedding has {rows} rows",
-            "name the tokenizer's own model, or resize the embedding",
-        )
-    hidden, logits = _forward(model, head, ids, opened.name)
-    weight, bias = head.weight.detach()[: len(logits)], getattr(head, "bias", None)
-    norms, dots = _lengths_and_products(weight, hidden)
-    length = float(torch.linalg.vector_norm(hidden))
-    both = norms * length
-    cosines = torch.where(both > 0, dots / both.where(both > 0, torch.ones_like(both)), 0.0)
-    if isinstance(bias, torch.Tensor):
-        bias = bias.detach().to("cpu", torch.float64)[: len(logits)]
-        dots = dots + bias
-    else:
-        bias = None
-
-    usable = torch.isfinite(logits)  # a model may mask rows with -inf: those are never written
-    if bool((~usable & (logits != -torch.inf)).any()) or not bool(usable.any()):
-        raise SourceError(
-            f"{opened.name}: the logits are not finite: {int((~usable).sum())} of {len(logits)}",
-            "check the weights for NaN and infinities",
-        )
-    logprobs = logits - torch.logsumexp(logits, 0)
-    # A stable sort keeps the smaller id first among equals.
-    by_logit = torch.sort(logits, descending=True, stable=True).indices
-    by_cosine = torch.sort(
-        cosines.where(usable, torch.tensor(-2.0, dtype=cosines.dtype)), descending=True, stable=True
-    ).indices
-    places = torch.arange(len(logits))
-    rank_l, rank_c = torch.empty_like(places), torch.empty_like(places)
-    rank_l[by_logit], rank_c[by_cosine] = places, places
-    most = min(k, int(usable.sum()))
+    Args:
+        scorer, scored: the model, and what it gave for the ids of the text.
+        text: as the user gave it.
+        k, by: as in `predict_next`.
+        notes: what was lost on the way from the text to the ids.
+    """
+    opened, notes = scorer.opened, list(notes)
+    most = min(k, scored.usable)
     if most < k:
         notes.append(f"k is {k}; the head scores {most} tokens, so the table has {most} rows")
+    if scorer.declared_tied and not scorer.sides.tied:
+        notes.append("the configuration declares the ends tied, yet the model holds two tensors")
+    top_l, top_c = scored.by_logit[:most].tolist(), scored.by_cosine[:most].tolist()
+    left = [i for i in top_l if i not in set(top_c)]
 
     def row(i: int) -> NextToken:
-        token, kind = token_text(tokenizer, i, ids[-1])
-        return NextToken(
-            rank=int((rank_l if by == "logit" else rank_c)[i]) + 1,
-            id=i,
-            token=token,
-            kind=kind,
-            logit=float(logits[i]),
-            logprob=float(logprobs[i]),
-            probability=float(logprobs[i].exp()),
-            norm=float(norms[i]),
-            cosine=float(cosines[i]),
-            bias=None if bias is None else float(bias[i]),
-            rank_by_logit=int(rank_l[i]) + 1,
-            rank_by_cosine=int(rank_c[i]) + 1,
-        )
+        return next_token(scorer.tokenizer, scored, i, by)
 
-    top_l, top_c = by_logit[:most].tolist(), by_cosine[:most].tolist()
-    left = [i for i in top_l if i not in set(top_c)]
-    tied, sentence, difference = _compare_ends(embedding, head.weight.detach())
-    if not tied and getattr(_text_config(model), "tie_word_embeddings", False):
-        notes.append("the configuration declares the ends tied, yet the model holds two tensors")
-    transform = _transform(model)
-    slack = (1e-4 if weight.dtype in (torch.float32, torch.float64) else 3e-2) * both.max()
-    plain = not transform and bool(((logits - dots)[usable].abs() <= slack).all())
     return Prediction(
         model=opened.name,
         arm=opened.arm,
         arm_reason=opened.arm_reason,
-        tied=tied,
-        ends=sentence,
-        max_abs_difference=difference,
+        tied=scorer.sides.tied,
+        ends=scorer.sides.sentence,
+        max_abs_difference=scorer.sides.difference,
         prompt=text,
         prompt_tokens=tuple(
-            (i, token_text(tokenizer, i, before)[0])
-            for before, i in zip([None, *ids[:-1]], ids, strict=True)
+            (i, token_text(scorer.tokenizer, i, before)[0])
+            for before, i in zip([None, *scored.ids[:-1]], scored.ids, strict=True)
         ),
-        hidden_norm=length,
+        hidden_norm=scored.length,
         by=by,
-        vocab=len(logits),
-        plain=plain,
-        transform=transform,
+        vocab=len(scored.logits),
+        plain=not scorer.transform and scored.explained,
+        transform=scorer.transform,
         tokens=tuple(row(i) for i in (top_l if by == "logit" else top_c)),
         stay=most - len(left),
         left=tuple(row(i) for i in left) if by == "cosine" else (),
@@ -237,115 +197,21 @@ def _predict(opened: Opened, text: str, k: int, by: str) -> Prediction:
     )
 
 
-def _ends_of(model: Any, name: str) -> tuple[Any, Any]:
-    """The head module and the embedding's weight (None where the model does not tell)."""
-    import torch
-
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    weight = getattr(head, "weight", None)
-    if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
-        raise SourceError(
-            f"{name}: {type(model).__name__} has no head with a weight [V, d]",
-            "name a causal language model; a base model or a classifier writes no token",
-        )
-    if not weight.is_floating_point() or weight.is_meta:
-        raise SourceError(f"{name}: the head's weight is {weight.dtype} on {weight.device}")
-    try:
-        table = getattr(model.get_input_embeddings(), "weight", None)
-    except (AttributeError, NotImplementedError):
-        table = None
-    return head, table.detach() if isinstance(table, torch.Tensor) and table.dim() == 2 else None
-
-
-def _forward(model: Any, head: Any, ids: list[int], name: str) -> tuple[Any, Any]:
-    """The hidden state [d] that the head reads last, and the logits [V], both in float64."""
-    import torch
-
-    seen: list[Any] = []
-
-    def look(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        hidden = args[0] if args else next(iter(kwargs.values()))
-        seen.append(hidden.detach().reshape(-1, hidden.shape[-1])[-1])
-
-    batch = torch.tensor([ids], device=head.weight.device)
-    known = inspect.signature(model.forward).parameters
-    offered = {"attention_mask": torch.ones_like(batch), "use_cache": False, "logits_to_keep": 1}
-    training = [module for module in model.modules() if module.training]
-    hook = head.register_forward_pre_hook(look, with_kwargs=True)
-    try:
-        model.eval()
-        with torch.no_grad():
-            out = model(batch, **{n: v for n, v in offered.items() if n in known})
-        logits = out.logits if hasattr(out, "logits") else out[0]
-    except Exception as error:
-        raise SourceError(
-            f"{name}: the model fails on {len(ids)} tokens: {type(error).__name__}: "
-            f"{first_line(error)}",
-            "`lmhead --debug predict …` shows where",
-        ) from error
-    finally:
-        hook.remove()
-        for module in training:
-            module.training = True
-    logits = logits.reshape(-1, logits.shape[-1])[-1].to("cpu", torch.float64)
-    if not seen or len(seen[-1]) != head.weight.shape[1] or len(logits) > len(head.weight):
-        raise SourceError(
-            f"{name}: {type(model).__name__} does not score tokens with its output embeddings",
-            "lmhead reads the hidden state at model.get_output_embeddings()",
-        )
-    return seen[-1].to("cpu", torch.float64), logits
-
-
-def _lengths_and_products(weight: Any, hidden: Any) -> tuple[Any, Any]:
-    """‖W_i‖ and h · W_i for every row of a [V, d] weight, in float64; a block of rows at a time."""
-    import torch
-
-    norms, dots = [], []
-    for rows in weight.split(max(1, BYTES_OF_CHUNK // (8 * weight.shape[1]))):
-        wide = rows.to("cpu", torch.float64)
-        norms.append(torch.linalg.vector_norm(wide, dim=1))
-        dots.append(wide @ hidden)
-    return torch.cat(norms), torch.cat(dots)
-
-
-def _compare_ends(embedding: Any, head: Any) -> tuple[bool, str, float | None]:
-    """Whether both ends are one tensor, read from the storages; in words; and how far apart."""
-    size = f"{head.shape[0]} × {head.shape[1]}"
-    if embedding is None:
-        return False, f"the head is {size}; the model does not tell its embedding", None
-    if embedding.shape != head.shape:
-        shape = f"{embedding.shape[0]} × {embedding.shape[1]}"
-        return False, f"two tensors: embedding {shape}, head {size} (untied)", None
-    if embedding.data_ptr() == head.data_ptr() and embedding.stride() == head.stride():
-        return True, f"one tensor, {size} (tied)", None
-    rows = max(1, BYTES_OF_CHUNK // (8 * head.shape[1]))
-    apart = max(
-        float((a.to(b.device).double() - b.double()).abs().max())
-        for a, b in zip(embedding.split(rows), head.split(rows), strict=True)
+def next_token(tokenizer: Any, scored: Scored, i: int, by: str = "logit") -> NextToken:
+    """One row of the table: the token i, ranked by logit or by cosine."""
+    token, kind = token_text(tokenizer, i, scored.ids[-1])
+    by_logit, by_cosine = int(scored.rank_by_logit[i]) + 1, int(scored.rank_by_cosine[i]) + 1
+    return NextToken(
+        rank=by_logit if by == "logit" else by_cosine,
+        id=i,
+        token=token,
+        kind=kind,
+        logit=float(scored.logits[i]),
+        logprob=float(scored.logprobs[i]),
+        probability=float(scored.logprobs[i].exp()),
+        norm=float(scored.norms[i]),
+        cosine=float(scored.cosines[i]),
+        bias=None if scored.bias is None else float(scored.bias[i]),
+        rank_by_logit=by_logit,
+        rank_by_cosine=by_cosine,
     )
-    how = f"different (max |difference| {apart:.3g})" if apart else "equal, but not tied"
-    return False, f"two tensors, {size} each, {how}", apart if math.isfinite(apart) else None
-
-
-def _text_config(model: Any) -> Any:
-    config = getattr(model, "config", None)
-    text_config = getattr(config, "get_text_config", None)
-    return config if text_config is None else text_config()
-
-
-def _context(model: Any) -> int | None:
-    """The most tokens that the model reads at once, None where its configuration has no limit."""
-    config = _text_config(model)
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-        limit = getattr(config, name, None)
-        if isinstance(limit, int) and limit > 0:
-            return limit
-    return None
-
-
-def _transform(model: Any) -> dict[str, float]:
-    """The settings by which the model's family changes h · W_i on its way to the logit."""
-    if getattr(model.config, "model_type", None) not in FAMILIES:
-        return {}
-    head = settings(model.config).head
-    return {name: head[name] for name in ("logit_scale", "softcap") if head.get(name, 1) != 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from lmhead.errors import LMHeadError, first_line
@@ -47,28 +48,53 @@ def read_prompt(tokenizer: Any, text: str, limit: int | None) -> tuple[list[int]
 
 def _lost(tokenizer: Any, text: str, spans: Any, ids: list[int]) -> list[str]:
     """Which pieces of the text the tokenizer reads as unknown, and which characters it drops."""
-    alone = {c: tokenizer(c, add_special_tokens=False)["input_ids"] for c in dict.fromkeys(text)}
-    unk, notes = tokenizer.unk_token_id, []
+    mark = _unknown(tokenizer)
+    unk, notes = None if mark is None else tokenizer.convert_tokens_to_ids(mark), []
+    alone = _alone(tokenizer, text)
     if unk is None or unk not in ids:
         unknown = []
     elif spans is None:
         unknown = [c for c, read in alone.items() if unk in read]
     else:
         unknown = [text[a:b] for i, (a, b) in zip(ids, spans, strict=True) if i == unk]
-    unknown = [piece for piece in unknown if piece and piece != tokenizer.unk_token]
+    unknown = [piece for piece in unknown if piece and piece != mark]
     if unknown:
-        notes.append(f"unknown to the tokenizer, read as {tokenizer.unk_token}: {_list(unknown)}")
-    dropped = [
+        notes.append(f"unknown to the tokenizer, read as {mark}: {listed(unknown)}")
+    lost = _dropped(tokenizer, alone)
+    if lost:
+        notes.append(f"dropped by the tokenizer, which has no token for it: {listed(lost)}")
+    return notes
+
+
+def dropped(tokenizer: Any, text: str) -> list[str]:
+    """The characters of a text that a tokenizer writes nothing for, each once."""
+    return _dropped(tokenizer, _alone(tokenizer, text))
+
+
+def _dropped(tokenizer: Any, alone: Mapping[str, list[int]]) -> list[str]:
+    return [
         c
         for c, read in alone.items()
         if not c.isspace() and (not read or ("\ufffd" in tokenizer.decode(read) and c != "\ufffd"))
     ]
-    if dropped:
-        notes.append(f"dropped by the tokenizer, which has no token for it: {_list(dropped)}")
-    return notes
 
 
-def _list(pieces: list[str], most: int = 12) -> str:
+def _alone(tokenizer: Any, text: str) -> dict[str, list[int]]:
+    """What a tokenizer reads in each character by itself; nothing is known of one that fails on
+    what it has no word for."""
+    mark = _unknown(tokenizer)
+    if mark is not None and tokenizer.convert_tokens_to_ids(mark) is None:
+        return {}
+    return {c: tokenizer(c, add_special_tokens=False)["input_ids"] for c in dict.fromkeys(text)}
+
+
+def _unknown(tokenizer: Any) -> str | None:
+    """The token that stands for what has none; the backend may have one that is not declared."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return tokenizer.unk_token or getattr(getattr(backend, "model", None), "unk_token", None)
+
+
+def listed(pieces: list[str], most: int = 12) -> str:
     unique = list(dict.fromkeys(pieces))
     shown = " ".join(repr(piece) for piece in unique[:most])
     return shown if len(unique) <= most else f"{shown} and {len(unique) - most} more"
@@ -93,15 +119,15 @@ def token_text(tokenizer: Any, i: int, before: int | None = None) -> tuple[str, 
     if piece is None:
         return f"<row {i}>", "row"
     if isinstance(piece, bytes):
-        return _from_bytes(piece)
+        return bytes_text(piece)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoder = repr(getattr(backend, "decoder", ""))
     if backend is not None and backend.decoder is None:
         return piece, "text"  # decoding would only join the pieces with spaces
     if "ByteLevel" in decoder and all(c in BYTE_OF for c in piece):
-        return _from_bytes(bytes(BYTE_OF[c] for c in piece))
+        return bytes_text(bytes(BYTE_OF[c] for c in piece))
     if re.fullmatch(r"<0x[0-9A-F]{2}>", piece):
-        return _from_bytes(bytes([int(piece[3:5], 16)]))
+        return bytes_text(bytes([int(piece[3:5], 16)]))
     plain: dict[str, Any] = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
     alone = str(tokenizer.decode([i], **plain))
     if before is None:
@@ -110,8 +136,8 @@ def token_text(tokenizer: Any, i: int, before: int | None = None) -> tuple[str, 
     return (str(pair[len(first) :]) if pair.startswith(first) else alone), "text"
 
 
-def _from_bytes(raw: bytes) -> tuple[str, str]:
-    """Bytes as text; those that are no UTF-8 as `<0xE5>`."""
+def bytes_text(raw: bytes) -> tuple[str, str]:
+    """Bytes as text, those that are no UTF-8 as `<0xE5>`; "bytes" if these are all, else "text"."""
     text = raw.decode("utf-8", "surrogateescape")
     stray = re.compile("[\udc80-\udcff]")
     shown = stray.sub(lambda m: f"<0x{ord(m[0]) - 0xDC00:02X}>", text)

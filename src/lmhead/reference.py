@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lmhead.errors import LMHeadError
+from lmhead.errors import LMHeadError, short
 from lmhead.transform import HeadTransform
 
 BLOCK = 1 << 23  # logits that a loss or a top-k holds at once: 32 MiB in float32
@@ -169,7 +169,12 @@ def explain(
 ) -> Explanation:
     """Logits split into ‖h‖ · ‖W_i‖ · cos θ, bias, scale and cap; see `Head.explain`."""
     check_hidden(hidden, weight)
-    ids = torch.as_tensor(ids, device=hidden.device)
+    try:
+        ids = torch.as_tensor(ids, device=hidden.device)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise LMHeadError(
+            f"ids must be a tensor or a list of whole numbers, got {short(repr(ids))}"
+        ) from error
     if ids.ndim == 0 or (ids.ndim > 1 and ids.shape[:-1] != hidden.shape[:-1]):
         raise LMHeadError(
             f"hidden states of shape {tuple(hidden.shape)} need ids of shape [k] or "
@@ -229,7 +234,18 @@ def _unit(x: Tensor, norm: Tensor) -> Tensor:
     return x / norm.masked_fill(norm == 0, 1).unsqueeze(-1)
 
 
+def check_tensor(name: str, given: object) -> None:
+    """Raise for a list, an array or whatever else is no dense tensor."""
+    if not isinstance(given, Tensor):
+        raise LMHeadError(
+            f"{name} must be a tensor, got {type(given).__name__}", "make one with torch.as_tensor"
+        )
+    if given.layout != torch.strided:
+        raise LMHeadError(f"{name} must be a dense tensor, got layout {given.layout}")
+
+
 def check_hidden(hidden: Tensor, weight: Tensor) -> None:
+    check_tensor("hidden states", hidden)
     width, dtype, device = weight.shape[1], weight.dtype, hidden.device.type
     if hidden.ndim == 0 or hidden.shape[-1] != width:
         raise LMHeadError(

@@ -21,7 +21,7 @@ import re
 import shlex
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -31,6 +31,7 @@ import tomli_w
 from filelock import FileLock, Timeout
 
 from lmhead.errors import LMHeadError, SourceError, short
+from lmhead.run_schema import TABLE, check, check_row, check_settings
 
 Row = dict[str, Any]
 # Settings that every reader counts on; config.toml is a plain file that people may edit.
@@ -106,13 +107,16 @@ class RunFolder:
             write_atomic(self.config_file, text)
             sync_folder(self.path.absolute().parent)
 
-    def config(self) -> dict[str, Any]:
+    def config(self, whole: bool = False) -> dict[str, Any]:
         """The settings.
+
+        Args:
+            whole: every key is wanted, not the sections alone.
 
         Raises:
             LMHeadError: there is no such folder.
-            SourceError: it is no run folder, or its config.toml is broken, of another schema or
-                lacks a section.
+            SourceError: it is no run folder, or its config.toml is broken, of another schema,
+                lacks a key or holds something else in one (`lmhead.run_schema`).
         """
         if not self.path.is_dir():
             raise LMHeadError(f"{self.path}: no such run folder", "`lmhead compare` makes one")
@@ -126,6 +130,7 @@ class RunFolder:
         schema = config.get("schema_version")
         if schema != 1:
             raise SourceError(f"{self.config_file}: schema_version is {schema}, expected 1")
+        check(config, {"arms?": TABLE, "arms.*": TABLE}, str(self.config_file))
         arms = config.get("arms", {})
         odd = [name for name in arms if not re.fullmatch(r"\+?[a-z]+([-+][a-z]+)*", name)]
         odd += [name for name, arm in arms.items() if arm.get("name", name) != name]
@@ -134,6 +139,7 @@ class RunFolder:
         missing = [name for name in SECTIONS if name not in config]
         if missing:
             raise SourceError(f"{self.config_file}: no {', '.join(missing)} in it")
+        check_settings(config, self.config_file, whole)
         return config
 
     def append(self, row: Row) -> None:
@@ -149,16 +155,26 @@ class RunFolder:
                 file.truncate(before)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.metrics_file))
 
+    @contextmanager
+    def checkpoint(self, arm: str, seed: int) -> Iterator[Path]:
+        """A folder to fill with a job's checkpoint, which takes the place of the last one."""
+        self.sync()
+        with fresh_folder(self.job_state(arm, seed) / "checkpoint") as folder:
+            yield folder
+
     def sync(self) -> None:
         """Bring the rows to the disk, before a checkpoint that counts on them."""
         with self.metrics_file.open("r+b") as file:
             os.fsync(file.fileno())
 
-    def rows(self) -> list[Row]:
-        """All whole rows; a last line that a kill cut short is left out.
+    def rows(self, whole: bool = False) -> list[Row]:
+        """All rows; a last line that a kill cut short is left out.
+
+        Args:
+            whole: every key of a row is wanted, not what every reader counts on alone.
 
         Raises:
-            SourceError: a line that is no JSON object stands before the last.
+            SourceError: a line before the last is no JSON object, or no row (`lmhead.run_schema`).
         """
         try:
             lines = self.metrics_file.read_bytes().split(b"\n")
@@ -169,10 +185,11 @@ class RunFolder:
             try:
                 row = json.loads(line)
                 row["event"], row["arm"], row["seed"], row["step"]
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise SourceError(
                     f"{self.metrics_file}:{number}: not a metrics row: {line[:60]!r}"
                 ) from error
+            check_row(row, f"{self.metrics_file}:{number}", whole)
             rows.append(row)
         return rows
 
@@ -183,8 +200,25 @@ class RunFolder:
             for row in self.rows()
             if (row["arm"], row["seed"]) != (arm, seed) or row["step"] <= step
         ]
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept)
+        self._rewrite(kept)
+
+    def _rewrite(self, rows: Sequence[Row]) -> None:
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_atomic(self.metrics_file, text)
+
+    def put_in_order(self, arms: Sequence[str]) -> None:
+        """Order rows as if jobs had been done one by one: settings tried, then seed by seed."""
+        places = {arm: place for place, arm in enumerate(arms)}
+
+        def key(row: Row) -> tuple[int, ...]:
+            if row["event"] == "tuned":
+                return (-1, places[row["arm"]], row["number"])
+            return (row["seed"], places.get(row["arm"], len(arms)))  # a look: behind its seed
+
+        rows = self.rows()
+        ordered = sorted(rows, key=key)
+        if ordered != rows:
+            self._rewrite(ordered)
 
     def done(self) -> list[Row]:
         return [row for row in self.rows() if row["event"] == "done"]

@@ -12,7 +12,7 @@ meta device, `load_state_dict(assign=True)`. Nothing fails then; the two halves 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
@@ -167,12 +167,15 @@ def find_ties(module: nn.Module) -> tuple[Tie, ...]:
     )
 
 
-def assert_tied(embed: nn.Module, head: nn.Module | None = None) -> None:
+def assert_tied(
+    embed: nn.Module, head: nn.Module | None = None, *, names: tuple[str, str] | None = None
+) -> None:
     """Return where both ends are one Parameter; otherwise say how the tie is broken.
 
     Args:
         embed: a module with a weight [V, d], or a transformers model alone.
         head: the other end.
+        names: what to call the two weights.
 
     Raises:
         LMHeadError: there is no head, or the ends are two Parameters: of different shape or dtype,
@@ -183,6 +186,7 @@ def assert_tied(embed: nn.Module, head: nn.Module | None = None) -> None:
     reader, writer = ends.weights()
     if reader is writer:
         return
+    ends = replace(ends, names=names or ends.names)
     _check_alike(ends, reader, writer, device=False)
     first, second = ends.names
     mend = f"{ends.call('tie')} makes them one Parameter"

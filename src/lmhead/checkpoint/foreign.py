@@ -26,8 +26,7 @@ KINDS = {
     ".tar": "a tar archive",
 }
 _HINTS = {
-    ".distcp": "make one file of it: python -m torch.distributed.checkpoint.format_utils "
-    "dcp_to_torch FOLDER model.pt",
+    ".distcp": "make a model's folder of it: lmhead consolidate FOLDER OUT --config CONFIG_JSON",
     ".h5": "load it with transformers and save_pretrained, or give its .safetensors",
     ".msgpack": "load it with transformers and save_pretrained, or give its .safetensors",
 }

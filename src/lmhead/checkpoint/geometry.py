@@ -128,7 +128,7 @@ def geometry(
     """
     if rows < 4:
         raise LMHeadError(f"--rows is {rows}, and must be at least 4")
-    opened = [_Opened.open("A", a)] + ([] if b is None else [_Opened.open("B", b)])
+    opened = [OpenedTables.open("A", a)] + ([] if b is None else [OpenedTables.open("B", b)])
     notes = [note for one in opened for note in one.notes]
     runs = [_run_of(one.source.source) for one in opened]
     if len(runs) == 2 and runs[0] is not None and runs[0] == runs[1]:
@@ -224,7 +224,17 @@ def load_rows(table: Table, ids: Ids) -> NDArray[np.float32]:
 
 
 @dataclass(frozen=True)
-class _Opened:
+class OpenedTables:
+    """The tables of a source, not yet read.
+
+    Attributes:
+        name: what its notes call it.
+        checkpoint: what holds them.
+        source, tables: its ends, each with how its rows are read; one where both have one's values.
+        tokens: rows that are tokens; those behind them pad the tables.
+        notes: what a reader should know.
+    """
+
     name: str
     checkpoint: Checkpoint
     source: Source
@@ -233,7 +243,12 @@ class _Opened:
     notes: tuple[str, ...]
 
     @classmethod
-    def open(cls, name: str, given: str | os.PathLike[str]) -> _Opened:
+    def open(cls, name: str, given: str | os.PathLike[str]) -> OpenedTables:
+        """Open what `open_checkpoint` opens, or a run folder's best arm.
+
+        Raises:
+            SourceError: it cannot be read, has no table, or its values are not here.
+        """
         where, notes = os.fspath(given), []
         if os.path.isdir(where) and is_run(Path(where)):
             folder, arm, reason = choose_arm(Path(where))
@@ -286,7 +301,7 @@ def _run_of(source: str) -> Path | None:
     return parent if is_run(parent) else None
 
 
-def _match(opened: Sequence[_Opened], notes: list[str]) -> tuple[list[Ids], str]:
+def _match(opened: Sequence[OpenedTables], notes: list[str]) -> tuple[list[Ids], str]:
     """For each source the row of each common token, and what made them common."""
     if len(opened) == 1:
         return [np.arange(opened[0].tokens)], "id"

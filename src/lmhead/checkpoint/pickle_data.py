@@ -52,6 +52,7 @@ def read_pickle(
     known: Callable[[str], bool],
     make: Mapping[str, Callable[[tuple[Any, ...]], Any]],
     persistent: Callable[[Any], Any],
+    most: int = MAX_STEPS,
 ) -> Any:
     """The value of the next pickle in a stream, which is left behind its end.
 
@@ -59,12 +60,13 @@ def read_pickle(
         known: whether a global ("module.name") may be named.
         make: builds the value of a call of a global; what is not here becomes a `Made`.
         persistent: turns a persistent id into a value.
+        most: opcodes and copied items that the stream may have.
 
     Raises:
         PickleError: cut, broken, or a global that is not known.
     """
     try:
-        return _run(stream, known, make, persistent)
+        return _run(stream, known, make, persistent, most)
     except PickleError:
         raise
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -76,6 +78,7 @@ def _run(
     known: Callable[[str], bool],
     make: Mapping[str, Callable[[tuple[Any, ...]], Any]],
     persistent: Callable[[Any], Any],
+    most: int,
 ) -> Any:
     stack: list[Any] = []
     memo: dict[int, Any] = {}
@@ -110,8 +113,8 @@ def _run(
     for opcode, said, _ in pickletools.genops(stream):
         op, arg = opcode.name, cast("Any", said)
         steps += 1
-        if steps > MAX_STEPS:
-            raise PickleError(f"more than {MAX_STEPS:,} steps")
+        if steps > most:
+            raise PickleError(f"more than {most:,} steps")
         if op in _VALUES:
             stack.append(arg)
         elif op in ("BINPUT", "LONG_BINPUT", "PUT"):
@@ -188,7 +191,12 @@ def _set(target: Any, items: list[Any]) -> Any:
 
 
 def check_key(value: Any) -> Any:
-    """A key: texts and numbers alone, for the hash of deeply nested tuples overflows the stack."""
+    """A key: texts and numbers, for the hash of deeply nested tuples overflows the stack.
+
+    What a call gave (`Made`) is told from others by what it is, not by what it holds.
+    """
+    if isinstance(value, Made):
+        return value
     if isinstance(value, tuple) and all(isinstance(v, _SCALARS) for v in value):
         return value
     if not isinstance(value, _SCALARS):

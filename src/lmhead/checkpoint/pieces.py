@@ -104,6 +104,11 @@ def place_for(pieces: list[Piece], new: Piece) -> int:
     return next((i for i, key in enumerate(keys) if key > _order(new)), len(pieces))
 
 
+def in_order(pieces: Iterable[Piece]) -> list[Piece]:
+    """Tensors in the order in which the safetensors library writes them (see `place_for`)."""
+    return sorted(pieces, key=_order)
+
+
 def _order(piece: Piece) -> tuple[int, str]:
     return (-(piece.nbytes * 8 // piece.count if piece.count else 0), piece.name)
 

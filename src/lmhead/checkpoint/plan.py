@@ -14,6 +14,7 @@ from lmhead.checkpoint.rewrite import (
     Target,
     write_folder,
     write_in_place,
+    write_new,
     write_single,
 )
 from lmhead.errors import LMHeadError, SourceError
@@ -47,9 +48,9 @@ class Plan:
     """Changes to a checkpoint: what will be written, and what must hold afterwards.
 
     Args:
-        action: "tie", "untie", "fix" or "resize".
+        action: "tie", "untie", "fix", "resize" or "consolidate".
         source: as it was given.
-        root: the folder of its files.
+        root: the folder of its files; None where the result takes none of them over.
         single: the file, where the source is one file and not a folder.
         targets: the files to be written, in the order in which they are renamed in place.
         removed: files that the result does not have.
@@ -65,7 +66,7 @@ class Plan:
 
     action: str
     source: str
-    root: Path
+    root: Path | None
     single: Path | None
     targets: tuple[Target, ...]
     removed: tuple[str, ...]
@@ -115,6 +116,11 @@ class Plan:
         self._refuse_changed()
         if self.single is not None:
             where = self._apply_file(out)
+        elif self.root is None:
+            if out is None:
+                raise LMHeadError(f"{self.action} makes a new folder", "name OUT")
+            where = Path(out).expanduser()
+            write_new(where, self.targets, self._check)
         elif out is None:
             if self.targets or self.removed:
                 write_in_place(self.root, self.targets, self.removed, self._check)

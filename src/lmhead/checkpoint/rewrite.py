@@ -84,12 +84,34 @@ def write_folder(
             carry_file(root / name, stage / name, name in linked)
         for target in targets:
             disk.write_file(stage / target.name, target.parts, like=root / target.name)
-        for folder in sorted({path.parent for path in stage.rglob("*")}, reverse=True):
-            disk.sync(folder)
-        check(stage)
-        disk.step(f"rename {out}")
-        stage.rename(out)
-        disk.sync(out.parent)
+        _complete(stage, out, check)
+
+
+def write_new(out: Path, targets: Iterable[Target], check: Callable[[Path], None]) -> None:
+    """Make `out` from the targets alone.
+
+    Args, Raises: as `write_folder`.
+    """
+    targets, out = list(targets), out.absolute()
+    refuse_existing(out, "name another OUT")
+    out = out.resolve() if out.is_symlink() else out
+    disk.step(f"mkdir {out.parent}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    refuse_full(out.parent, sum(target.nbytes for target in targets))
+    with _stage(out.parent, f"{STAGE}-{out.name[:100]}") as stage:
+        for target in targets:
+            disk.write_file(stage / target.name, target.parts)
+        _complete(stage, out, check)
+
+
+def _complete(stage: Path, out: Path, check: Callable[[Path], None]) -> None:
+    """Sync a stage, check it and rename it to where it belongs."""
+    for folder in sorted({path.parent for path in stage.rglob("*")}, reverse=True):
+        disk.sync(folder)
+    check(stage)
+    disk.step(f"rename {out}")
+    stage.rename(out)
+    disk.sync(out.parent)
 
 
 def write_single(
@@ -161,10 +183,10 @@ def write_in_place(
             replay(root, stage)
 
 
-def refuse_existing(out: Path) -> None:
+def refuse_existing(out: Path, hint: str = "name another OUT, or --in-place") -> None:
     """Raise an LMHeadError where `out` is there, unless it is an empty folder."""
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
-        raise LMHeadError(f"{out} exists and is not empty", "name another OUT, or --in-place")
+        raise LMHeadError(f"{out} exists and is not empty", hint)
 
 
 def refuse_full(folder: Path, size: int) -> None:

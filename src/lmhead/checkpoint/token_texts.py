@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,27 @@ def token_texts(checkpoint: Checkpoint) -> dict[bytes, int] | None:
     Raises:
         SourceError: the file is there and cannot be read.
     """
+    read = _read(checkpoint)
+    if read is None:
+        return None
+    pieces, added = read
+    found: dict[bytes, int] = {}
+    for text, i in pieces:
+        found[text] = min(i, found.get(text, i))
+    return found | dict(added)
+
+
+def row_texts(checkpoint: Checkpoint) -> dict[int, bytes] | None:
+    """Row to text, the other way round: every token keeps its own. As `token_texts` otherwise."""
+    read = _read(checkpoint)
+    return None if read is None else {i: text for tokens in read for text, i in tokens}
+
+
+_Tokens = list[tuple[bytes, int]]
+
+
+def _read(checkpoint: Checkpoint) -> tuple[_Tokens, _Tokens] | None:
+    """The vocabulary's tokens, and those added to it, which count more."""
     if checkpoint.format == "gguf" and checkpoint.headers:
         header = checkpoint.headers[0]
         tokens = read_tokens(header.file) if header.file.is_file() else None
@@ -39,7 +59,7 @@ def token_texts(checkpoint: Checkpoint) -> dict[bytes, int] | None:
         kind = {"gpt2": BYTE_LEVEL, "bert": WORDPIECE}.get(
             str(header.metadata.get("tokenizer.ggml.model")), SENTENCEPIECE
         )
-        return _texts(((piece, i) for i, piece in enumerate(tokens)), kind)
+        return [(text_of(piece, kind), i) for i, piece in enumerate(tokens)], []
     file = checkpoint.root / "tokenizer.json" if checkpoint.root else None
     if file is None or not file.is_file():
         return None
@@ -49,7 +69,7 @@ def token_texts(checkpoint: Checkpoint) -> dict[bytes, int] | None:
         raise SourceError(f"{file}: no tokenizer.json: {first_line(error)}") from error
 
 
-def _from_json(file: Path) -> dict[bytes, int]:
+def _from_json(file: Path) -> tuple[_Tokens, _Tokens]:
     data: dict[str, Any] = json.loads(file.read_text("utf-8-sig"))
     model = data["model"]
     vocab = model["vocab"]
@@ -59,16 +79,9 @@ def _from_json(file: Path) -> dict[bytes, int]:
     kind = BYTE_LEVEL if '"ByteLevel"' in around else SENTENCEPIECE
     if model.get("type") == "WordPiece":
         kind = WORDPIECE
-    found = {token["content"].encode(): int(token["id"]) for token in data.get("added_tokens", ())}
-    return {**_texts(vocab.items(), kind), **found}
-
-
-def _texts(pieces: Iterable[tuple[str, int]], kind: str) -> dict[bytes, int]:
-    found: dict[bytes, int] = {}
-    for piece, i in pieces:
-        text = text_of(piece, kind)
-        found[text] = min(i, found.get(text, i))
-    return found
+    added = data.get("added_tokens", ())
+    own = [(token["content"].encode(), int(token["id"])) for token in added]
+    return [(text_of(piece, kind), i) for piece, i in vocab.items()], own
 
 
 def text_of(piece: str, kind: str) -> bytes:

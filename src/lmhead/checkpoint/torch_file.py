@@ -11,6 +11,7 @@ import mmap
 import os
 import struct
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -73,11 +74,67 @@ def read_torch(path: Path) -> Header:
     return Header(path, "torch", by_name, more, problems.all(), size)
 
 
+def read_saved(path: Path, start: int, length: int, name: str) -> Entry:
+    """The one tensor that torch.save has written into a part of a file.
+
+    Args:
+        start, length: the bytes of that part.
+        name: what to call it.
+
+    Raises:
+        SourceError: cut or corrupt, or no single tensor.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if start < 0 or length < 0 or start + length > size:
+                raise SourceError(f"{path}: cut: {start + length:,} bytes are due, it has {size:,}")
+            value, places = _read_zip(path, _Window(file, start, length), length)
+    except PickleError as error:
+        raise SourceError(f"{path}: {short(name)!r} is not read: {first_line(error)}") from error
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror or error}") from error
+    problems = Problems(path.name)
+    entry = None
+    if isinstance(value, Tensor):
+        entry = _entry(name, value, path, places, length, problems)
+    if entry is None or not entry.local:
+        why = next((p.message for p in problems.all()), "it is no tensor")
+        raise SourceError(f"{path}: {short(name)!r} is not read: {why}")
+    return replace(entry, offset=start + entry.offset)
+
+
+class _Window(io.RawIOBase):
+    """A part of a file as a file."""
+
+    def __init__(self, file: IO[bytes], start: int, length: int) -> None:
+        self._file, self._start, self._length, self._at = file, start, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        n = min(len(buffer), max(0, self._length - self._at))
+        self._file.seek(self._start + self._at)
+        data = self._file.read(n)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
 # A storage's key to the absolute offset of its bytes, and their number.
 Places = dict[str, tuple[int, int]]
 
 
-def _read_zip(path: Path, file: IO[bytes], size: int) -> tuple[Any, Places]:
+def _read_zip(path: Path, file: Any, size: int) -> tuple[Any, Places]:
     try:
         with zipfile.ZipFile(file) as archive:
             infos = {info.filename: info for info in archive.infolist()}
@@ -110,7 +167,8 @@ def _read_zip(path: Path, file: IO[bytes], size: int) -> tuple[Any, Places]:
         if n > most or at + n > size:
             raise SourceError(f"{path}: {short(name)} would have {n:,} bytes")
         file.seek(at)
-        return file.read(n)
+        data: bytes = file.read(n)
+        return data
 
     order = prefix + "byteorder"
     if order in infos and content(order, 64).strip() != b"little":

@@ -11,7 +11,7 @@ from lmhead.checkpoint.pickle_data import Made, Named, PickleError, check_key, r
 MAX_DEPTH = 8  # of dicts in dicts that hold tensors
 # The names under which training code puts the weights, beside optimizer state and counters.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "model_ema", "ema", "params")
-_DTYPES = {
+DTYPES = {
     "float64": "F64", "double": "F64", "float32": "F32", "float": "F32", "float16": "F16",
     "half": "F16", "bfloat16": "BF16", "int8": "I8", "uint8": "U8", "int16": "I16",
     "short": "I16", "uint16": "U16", "int32": "I32", "int": "I32", "uint32": "U32",
@@ -106,7 +106,7 @@ def _known(name: str) -> bool:
     module, _, last = name.rpartition(".")
     if module in ("torch", "torch.storage", "torch.cuda") and last in _STORAGES:
         return True
-    return module == "torch" and last in _DTYPES
+    return module == "torch" and last in DTYPES
 
 
 def _natural(value: Any) -> int:
@@ -137,7 +137,7 @@ def _tensor(args: tuple[Any, ...], dtype: str = "") -> Tensor:
 def _tensor_v3(args: tuple[Any, ...]) -> Tensor:
     if not isinstance(args[6], Named):
         raise PickleError("a tensor without a dtype")
-    return _tensor(args, _DTYPES[args[6].name.rpartition(".")[2]])
+    return _tensor(args, DTYPES[args[6].name.rpartition(".")[2]])
 
 
 def _parameter(args: tuple[Any, ...]) -> Any:

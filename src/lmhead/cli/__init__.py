@@ -1,7 +1,7 @@
 """The command line: parse, call, print. Data on stdout; progress and messages on stderr.
 
 Exit codes: 0 fine; 1 a check found something; 2 usage; 3 unreadable or unsupported source;
-70 a fault of lmhead itself; 130 interrupted.
+70 a fault of lmhead itself; 130 interrupted, 143 by SIGTERM.
 """
 
 from __future__ import annotations
@@ -9,13 +9,18 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from lmhead.errors import LMHeadError
+from lmhead.errors import NO_SPACE, LMHeadError, ToldElsewhere, exit_code
+from lmhead.launched import follows, launched
 
 # Each command lives in its own module, imported only when it runs, so that `lmhead --help`
 # needs neither torch nor transformers.
@@ -24,6 +29,7 @@ COMMANDS = {
     "scale": "Train both ways at several sizes, and forecast larger ones where that holds.",
     "report": "Make a run's report.html and verdict again, without training.",
     "predict": "Show a model's next-token table, each logit split into length and direction.",
+    "app": "Open a page that shows both ends of a model or a run at work.",
     "geometry": "How a checkpoint's tables lie, alone and beside those of another.",
     "inspect": "What a checkpoint really holds at its two ends: the verdict, and why.",
     "check": "What is wrong in a checkpoint, one line a finding; exit 1 if there is any.",
@@ -31,6 +37,7 @@ COMMANDS = {
     "tie": "Store one table for both ends, and say so in the config.",
     "untie": "Store a table for each end; the head may come from an adapter.",
     "resize": "Give both ends, bias and config another number of rows, together.",
+    "consolidate": "Make a model's folder from a sharded checkpoint of torch.distributed.",
     "params": "Count the parameters of the table, the head and the body, tied and untied.",
     "families": "What every model family does between table, hidden state and logits.",
     "conformance": "Compare every family's record with live models, number by number.",
@@ -67,7 +74,11 @@ def cli(debug: bool) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line and exit; no traceback unless --debug is given."""
+    """Run the command line and exit; no traceback unless --debug is given.
+
+    SIGTERM ends like an interrupt: what can be carried on says how. The code is then 143.
+    """
+    _open_closed_streams()
     argv = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in argv[: next((i for i, a in enumerate(argv) if a in COMMANDS), len(argv))]
     for stream in (sys.stdout, sys.stderr):
@@ -75,43 +86,88 @@ def main(args: Sequence[str] | None = None) -> None:
             stream.reconfigure(errors="replace")
     # torch's threads on Linux spin while they wait: beside another program, for seconds a step.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read when torch is loaded, by a command
-    sys.exit(_run(argv, debug))
+    with _terminated() as signals:
+        code = _run(argv, debug)
+    sys.exit(128 + signals[0] if signals and code == 130 else code)
+
+
+def _open_closed_streams() -> None:
+    """Standard streams that the caller has closed (`2>&-`) lead nowhere; else the first file that
+    is opened would take their place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as we run
+
+
+@contextmanager
+def _terminated() -> Iterator[list[int]]:
+    """Turn SIGTERM into an interrupt, and tell of it."""
+    signals: list[int] = []
+
+    def end(number: int, frame: object) -> None:
+        signals.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield signals
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield signals
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(argv: list[str], debug: bool) -> int:
+    if follows():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends this one too
     try:
         result: Any = cli.main(argv, prog_name="lmhead", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.ClickException as error:
+        if follows():
+            return _quietly(error.exit_code)
         error.show()
         return error.exit_code
+    except ToldElsewhere as error:
+        return _quietly(error.exit_code)
     except (KeyboardInterrupt, click.Abort) as error:
+        if launched()[1] > 1:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # launchers pass it on once more
         hint = str(error.__cause__ or error)  # click turns the interrupt into an Abort
         click.echo(f"interrupted{f': {hint}' if hint else ''}", err=True)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader is gone: `lmhead … | head`
         return 0
-    except LMHeadError as error:
-        if debug:
-            raise
-        click.echo(f"error: {error.message}", err=True)
-        if error.hint:
-            click.echo(f"  {error.hint}", err=True)
-        return error.exit_code
-    except OSError as error:  # a full disk, a folder that may not be written
-        if debug:
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        click.echo(f"error: {where}{error.strerror or error}", err=True)
-        return 3
     except Exception as error:
         if debug:
             raise
-        if "No space left on device" in str(error):  # in whatever a library wraps it
-            click.echo("error: no space left on the disk", err=True)
-            return 3
+        _tell(error)
+        return exit_code(error)
+
+
+def _tell(error: Exception) -> None:
+    """Say what was wrong, on stderr."""
+    if isinstance(error, LMHeadError):
+        click.echo(f"error: {error.message}", err=True)
+        if error.hint:
+            click.echo(f"  {error.hint}", err=True)
+    elif isinstance(error, OSError):  # a full disk, a folder that may not be written
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"error: {where}{error.strerror or error}", err=True)
+    elif NO_SPACE in str(error):
+        click.echo("error: no space left on the disk", err=True)
+    else:
         click.echo(f"internal error: {type(error).__name__}: {error}", err=True)
         click.echo("  `lmhead --debug …` shows where; please report it.", err=True)
-        return 70
+
+
+def _quietly(code: int) -> int:
+    """The exit code of a process whose end another one tells.
+
+    It waits a little: a launcher stops the others as soon as one ends.
+    """
+    time.sleep(1)
+    return code

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +14,7 @@ from click.core import ParameterSource
 
 from lmhead.cli.output import console, print_json
 from lmhead.cli.recipe import RECIPE_OPTIONS, recipe_name, resume_recipe, run_recipe
+from lmhead.launched import follows, launched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +47,10 @@ class Amount(click.ParamType[int]):
         return round(float(match[1]) * unit)
 
 
+RAY = (
+    "Train on a Ray cluster, several models at once: auto (the one this machine belongs to), "
+    "HOST:PORT of its head, or local (this machine alone)."
+)
 COLUMNS = (
     "nats/tok", "nats/char", "ppl", "table", "body", "total", "MB", "tok/s", "peak MB",
 )  # fmt: skip
@@ -55,8 +61,10 @@ Examples:
   lmhead compare 'books/*.txt' --tokenizer bpe:16000 --model qwen3 --set hidden_size=256
   lmhead compare my-text.txt --tokens 2M --seeds 3 --until-clear --max-seeds 10 --margin 0.5%
   lmhead compare my-text.txt --budget 1h --tune lr=1e-3,2e-3,4e-3 --tune init_std=0.02,0.05
+  lmhead compare my-text.txt --tokens 2M --seeds 8 --ray auto   # on a cluster
   lmhead compare --recipe press-wolf-small --data ptb   # a paper's experiment
   lmhead compare --resume runs/compare-20260131-101500
+  torchrun --nproc-per-node 8 -m lmhead compare my-text.txt   # on eight GPUs
 """
 
 
@@ -154,10 +162,13 @@ Examples:
 )
 @click.option("--cpu", is_flag=True, help="Stay on the CPU.")
 @click.option("--out", help="The run folder to make.  [default: runs/compare-DATE-TIME]")
+@click.option("--ray", metavar="ADDRESS", help=RAY)
 @click.option("--resume", metavar="RUN", help="Carry on a run that was stopped.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--quiet", is_flag=True, help="No progress.")
-def command(resume: str | None, as_json: bool, quiet: bool, **options: Any) -> None:
+def command(
+    resume: str | None, ray: str | None, as_json: bool, quiet: bool, **options: Any
+) -> None:
     """Train a model with tied and untied ends on TEXT and get a verdict with evidence.
 
     TEXT: UTF-8 files, folders or globs; without it, the bundled Mandarin sentences. The run
@@ -174,26 +185,37 @@ def command(resume: str | None, as_json: bool, quiet: bool, **options: Any) -> N
                 )
                 raise click.UsageError(f"--resume takes its settings from the run: drop {given}")
     named = {"--resume": resume, "--out": options["out"], "--tokenizer": options["tokenizer"]}
+    named["--ray"] = ray
     for name, value in [*named.items(), *(("TEXT", text) for text in options["text"])]:
         if value == "":
             raise click.UsageError(f"{name} is empty")
-    if resume is None and any(options[name] is not None for name in RECIPE_OPTIONS):
-        run_recipe(options, as_json, quiet)
-        return
-    if resume is not None and recipe_name(resume):
-        resume_recipe(resume, as_json, quiet)
+    starts_recipe = resume is None and any(options[name] is not None for name in RECIPE_OPTIONS)
+    if starts_recipe or (resume is not None and recipe_name(resume)):
+        if launched()[1] > 1:
+            raise click.UsageError(
+                f"a recipe runs in one process, this is one of {launched()[1]}: start it without "
+                "torchrun or accelerate launch"
+            )
+        if ray is not None:
+            raise click.UsageError("--ray does not go with a recipe: drop --ray")
+        if resume is None:
+            run_recipe(options, as_json, quiet)
+        else:
+            resume_recipe(resume, as_json, quiet)
         return
     started = time.monotonic()
+    quiet = quiet or follows()
     with nullcontext() if quiet else console(stderr=True).status("loading torch …"):
         from lmhead.lab import compare as lab
     from lmhead.cli.progress import Display
     from lmhead.runs import RunFolder
 
     run = RunFolder(resume or options["out"] or lab.default_out())
-    with Display(quiet) as display:
+    # Libraries print too: Ray tells on stdout what happens to its workers.
+    with Display(quiet) as display, redirect_stdout(sys.stderr):
         try:
             if resume is not None:
-                result = lab.resume(resume, show=display)
+                result = lab.resume(resume, show=display, ray=ray)
             else:
                 result = lab.compare(
                     options["text"],
@@ -221,12 +243,15 @@ def command(resume: str | None, as_json: bool, quiet: bool, **options: Any) -> N
                     precision=options["precision"],
                     device="cpu" if options["cpu"] else "auto",
                     out=run.path,
+                    ray=ray,
                     started=started,
                     show=display,
                 )
         except KeyboardInterrupt as error:
             hint = f"carry on with `{run.resume_command}`" if run.config_file.is_file() else ""
             raise KeyboardInterrupt(hint) from error
+    if follows():
+        return  # the first process tells
     if as_json:
         print_json(result.to_dict())
     else:

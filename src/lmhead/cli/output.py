@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,19 @@ def print_json(data: dict[str, Any]) -> None:
 
 
 def console(stderr: bool = False) -> Console:
-    """A rich console: at least 100 columns wide where the output is no terminal."""
+    """A rich console: at least 100 columns wide where the output is no terminal.
+
+    Where nobody reads standard output any more the command ends; progress that nobody reads is
+    dropped, and the work goes on.
+    """
     from rich.console import Console
 
     class PipedConsole(Console):
         def on_broken_pipe(self) -> None:  # rich's own ends with 1, which here means a finding
-            raise BrokenPipeError
+            if not stderr:
+                raise BrokenPipeError
+            self.quiet = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 100

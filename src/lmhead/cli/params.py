@@ -7,8 +7,9 @@ import os
 import click
 
 from lmhead.cli.output import console, print_json
+from lmhead.distributed.traffic import EndsTraffic, all_traffic
 from lmhead.errors import LMHeadError
-from lmhead.params import BYTES, ParamCount, bundled, count_params
+from lmhead.params import BYTES, ParamCount, bundled, byte_text, count_params
 
 # Column heading -> the key of `BYTES`; what is not shown weighs the same as its neighbour.
 COLUMNS = {
@@ -16,6 +17,15 @@ COLUMNS = {
     "bf16/fp16": "bfloat16",
     "int8": "int8",
     "training": "adam_float32",
+}
+NUMBER_BYTES = {"float32": 4, "bfloat16": 2}
+# Scheme -> what each rank sends in a step.
+SENT = {
+    "ddp": "2(P−1)/P · V·d for each table",
+    "ddp-sparse": "head as ddp; rows read: (P−1) · N·d",
+    "fsdp2": "2(P−1)/P · V·d for each table",
+    "vocab-parallel": "4(P−1)/P · N·d + 3(P−1) · N",
+    "pipeline": "tied: V·d, first and last stage",
 }
 FOOTNOTE = (
     "training: 16 bytes a parameter with Adam: float32 weights, gradients and two moments"
@@ -26,12 +36,41 @@ FOOTNOTE = (
 
 @click.command(
     epilog="Examples: `lmhead params gpt2`, `lmhead params Qwen/Qwen3-0.6B --json`, "
-    "`lmhead params my-model/config.json`, `lmhead params --list qwen3`."
+    "`lmhead params my-model/config.json`, `lmhead params --list qwen3`, "
+    "`lmhead params llama-3-8b --world 8 --dtype bfloat16`."
 )
 @click.argument("model", metavar="NAME|CONFIG|FOLDER", required=False)
+@click.option(
+    "--world",
+    type=click.IntRange(min=1),
+    metavar="P",
+    help="What the two ends exchange and hold in training on P processes, by calculation.",
+)
+@click.option(
+    "--batch-tokens",
+    type=click.IntRange(min=1),
+    default=8192,
+    show_default=True,
+    metavar="N",
+    help="With --world: tokens a step on each of them.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(list(NUMBER_BYTES)),
+    default="float32",
+    show_default=True,
+    help="With --world: of what is exchanged.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--list", "as_list", is_flag=True, help="List the bundled models (that match NAME).")
-def command(model: str | None, as_json: bool, as_list: bool) -> None:
+def command(
+    model: str | None,
+    world: int | None,
+    batch_tokens: int,
+    dtype: str,
+    as_json: bool,
+    as_list: bool,
+) -> None:
     """Count the parameters of the table, the head and the body, tied and untied.
 
     NAME is a bundled model (`--list`) or its hub id, CONFIG a config.json, FOLDER a model folder
@@ -50,10 +89,17 @@ def command(model: str | None, as_json: bool, as_list: bool) -> None:
         raise LMHeadError("which model?", "`lmhead params gpt2`, or `lmhead params --list`")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a config is all it needs
     count = count_params(model)
+    traffic: tuple[EndsTraffic, ...] = ()
+    if world:
+        shape, number = (count.vocab_size, count.d_model), NUMBER_BYTES[dtype]
+        traffic = all_traffic(*shape, world=world, tokens=batch_tokens, number_bytes=number)
     if as_json:
-        print_json(count.to_dict())
-    else:
-        _print_count(count)
+        more = {"traffic": [one.to_dict() for one in traffic]} if world else {}
+        print_json({**count.to_dict(), **more})
+        return
+    _print_count(count)
+    if traffic:
+        _print_traffic(traffic, dtype)
 
 
 def _print_count(count: ParamCount) -> None:
@@ -89,6 +135,38 @@ def _print_count(count: ParamCount) -> None:
     out.print(FOOTNOTE, style="dim", markup=False)
 
 
+def _print_traffic(traffic: tuple[EndsTraffic, ...], dtype: str) -> None:
+    """What a step sends and a rank holds, scheme by scheme."""
+    from rich.table import Table
+
+    out = console()
+    first = traffic[0]
+    out.print()
+    out.print(
+        f"The two ends on {first.world} processes (P), {first.tokens:,} tokens a step on each (N),"
+        f" {dtype}.\nBy calculation, for each process and step:",
+        markup=False,
+    )
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("")
+    for heading in ("tied: sent", "held", "untied: sent", "held"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("numbers sent", style="dim")
+    for scheme, sent in SENT.items():
+        cells = []
+        for tied in (True, False):
+            found = [one for one in traffic if (one.scheme, one.tied) == (scheme, tied)]
+            cells += [byte_text(found[0].sent), byte_text(found[0].held)] if found else ["–", "–"]
+        table.add_row(scheme, *cells, sent)
+    out.print(table)
+    out.print(
+        "held: weights, gradients and Adam's state, 16 bytes a number; pipeline: of the first or "
+        "the last stage. docs/scaling.md says more.",
+        style="dim",
+        markup=False,
+    )
+
+
 def _sentence(count: ParamCount) -> str:
     """What tying saves or would cost, in a plain sentence."""
     if count.saving is None:
@@ -105,15 +183,7 @@ def _sentence(count: ParamCount) -> str:
 
 
 def _sizes(n: int) -> list[str]:
-    return [_size(n * BYTES[kind]) for kind in COLUMNS.values()]
-
-
-def _size(n: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if n < 999.95 or unit == "TB":
-            break
-        n /= 1000
-    return f"{n:.0f} B" if unit == "B" else f"{n:,.{2 if n < 9.995 else 1}f} {unit}"
+    return [byte_text(n * BYTES[kind]) for kind in COLUMNS.values()]
 
 
 def _print_list(counts: list[ParamCount]) -> None:

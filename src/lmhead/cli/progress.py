@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from types import TracebackType
 
@@ -30,7 +29,7 @@ class Display:
     def __init__(self, quiet: bool = False) -> None:
         self.console = console(stderr=True)
         self.quiet = quiet
-        self.bar = sys.stderr.isatty() and not quiet
+        self.bar = self.console.is_terminal and not quiet
         self.progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -42,8 +41,8 @@ class Display:
             console=self.console,
         )
         self.task = self.progress.add_task("planning", total=None, loss="–")
-        self.loss: float | None = None
-        self.known = False
+        self.at: dict[int, int] = {}  # job → step
+        self.losses: dict[int, float] = {}
         self.began = time.monotonic()
 
     def __enter__(self) -> Display:
@@ -64,18 +63,22 @@ class Display:
         if isinstance(seen, str):
             self.console.print(seen, style="dim")
             return
+        first = not self.at
+        self.at[seen.job] = seen.step
         if seen.loss is not None:
-            self.loss = seen.loss
-        loss = "–" if self.loss is None else f"{self.loss:.3f}"
+            self.losses[seen.job] = seen.loss
+        loss = f"{self.losses[seen.job]:.3f}" if seen.job in self.losses else "–"
         name = f"{seen.arm}, seed {seen.seed}"
         if self.bar:
-            completed, total = seen.job * seen.steps + seen.step, seen.jobs * seen.steps
-            if not self.known:  # time left is reckoned from here, also where a run is carried on
+            begun = min(self.at)  # what comes before was done before, where a run is carried on
+            completed, total = begun * seen.steps + sum(self.at.values()), seen.jobs * seen.steps
+            if first:  # time left is reckoned from here
                 self.progress.reset(self.task, completed=completed, total=total)
-                self.known = True
+            at_once = sum(step < seen.steps for step in self.at.values())
+            number = f"{at_once} at once" if at_once > 1 else f"training {seen.job + 1}"
             self.progress.update(
                 self.task,
-                description=f"{name} (training {seen.job + 1} of {seen.jobs})",
+                description=f"{name} ({number} of {seen.jobs})",
                 completed=completed,
                 total=total,
                 loss=loss,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # The options of `compare` that a recipe takes.
 RECIPE_OPTIONS = ("recipe", "data", "epochs", "direction")  # that only a recipe takes
-TAKEN = {"recipe", "data", "epochs", "arms", "seeds", "cpu", "out", "as_json", "quiet"}
+TAKEN = {"recipe", "data", "epochs", "arms", "seeds", "no_watch", "cpu", "out", "as_json", "quiet"}
 
 
 def recipe_name(run: str) -> str:
@@ -61,6 +61,7 @@ def run_recipe(options: dict[str, Any], as_json: bool, quiet: bool) -> None:
         "arms": [arm.strip() for arm in options["arms"].split(",")] if "arms" in given else (),
         "seeds": options["seeds"] if "seeds" in given else 1,
         "epochs": options["epochs"],
+        "watch": not options["no_watch"],
         "device": "cpu" if options["cpu"] else "auto",
         "out": options["out"],
     }

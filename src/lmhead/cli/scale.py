@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from lmhead.cli.compare import Amount, Duration
+from lmhead.cli.compare import RAY, Amount, Duration
 from lmhead.cli.output import console, print_json
+from lmhead.launched import follows
 
 if TYPE_CHECKING:
     from lmhead.lab.scale_result import Scaling
@@ -123,10 +125,11 @@ forecast asked for with --predict was refused.
 )
 @click.option("--far", is_flag=True, help="Forecast farther than the measured sizes carry.")
 @click.option("--out", help="The folder to make.  [default: runs/scale-DATE-TIME]")
+@click.option("--ray", metavar="ADDRESS", help=RAY)
 @click.option("--resume", metavar="RUN", help="Carry on, or ask anew of a finished run.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--quiet", is_flag=True, help="No progress.")
-def command(resume: str | None, as_json: bool, quiet: bool, **options: Any) -> int:
+def command(resume: str | None, ray: str | None, as_json: bool, quiet: bool, **options: Any) -> int:
     """Compare at several widths on TEXT, fit a power law to each arm and forecast larger sizes.
 
     TEXT: UTF-8 files, folders or globs; without it, the bundled Mandarin sentences. The folder
@@ -137,10 +140,12 @@ def command(resume: str | None, as_json: bool, quiet: bool, **options: Any) -> i
     elif options["widths"] is None:
         raise click.UsageError("which sizes? for example --widths 32,64,128,192")
     named = {"--resume": resume, "--out": options["out"], "--tokenizer": options["tokenizer"]}
+    named["--ray"] = ray
     for name, value in [*named.items(), *(("TEXT", text) for text in options["text"])]:
         if value == "":
             raise click.UsageError(f"{name} is empty")
     started = time.monotonic()
+    quiet = quiet or follows()
     with nullcontext() if quiet else console(stderr=True).status("loading torch …"):
         from lmhead.lab import scale as lab
     from lmhead.cli.progress import Display
@@ -148,11 +153,12 @@ def command(resume: str | None, as_json: bool, quiet: bool, **options: Any) -> i
 
     out = Path(resume or options["out"] or lab.default_out())
     asked = {name: options.pop(name) for name in ASKED}
-    with Display(quiet) as display:
+    # Libraries print too: Ray tells on stdout what happens to its workers.
+    with Display(quiet) as display, redirect_stdout(sys.stderr):
         try:
             if resume is not None:
                 more = {name: options[name] for name in ("widths", "layers")}
-                result = lab.resume(out, show=display, **more, **asked)
+                result = lab.resume(out, show=display, ray=ray, **more, **asked)
             else:
                 del options["out"]
                 result = lab.scale(
@@ -160,6 +166,7 @@ def command(resume: str | None, as_json: bool, quiet: bool, **options: Any) -> i
                     arms=[name.strip() for name in options.pop("arms").split(",")],
                     device="cpu" if options.pop("cpu") else "auto",
                     out=out,
+                    ray=ray,
                     started=started,
                     show=display,
                     **options,
@@ -169,10 +176,12 @@ def command(resume: str | None, as_json: bool, quiet: bool, **options: Any) -> i
             begun = (out / SCALE_FILE).is_file()
             hint = f"carry on with `{lab.resume_command(out)}`" if begun else ""
             raise KeyboardInterrupt(hint) from error
+    if follows():
+        return 0  # the first process tells
     if as_json:
         print_json(result.to_dict())
     else:
-        _print(result)
+        print_scaling(result)
     return int(bool(asked["predict"]) and any(f.refused for f in result.forecasts))
 
 
@@ -187,7 +196,7 @@ def _refuse_with_resume(options: dict[str, Any]) -> None:
             raise click.UsageError(f"--resume takes its settings from the run: drop {given}")
 
 
-def _print(result: Scaling) -> None:
+def print_scaling(result: Scaling) -> None:
     """Sizes, laws and the sentence, for people."""
     from rich.table import Table
 

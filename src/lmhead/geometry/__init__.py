@@ -21,6 +21,7 @@ from lmhead.geometry.pairs import (
     subspace_distance,
     word_similarity,
 )
+from lmhead.geometry.plane import Plane, lay_over, plane
 from lmhead.geometry.shape import (
     EffectiveRank,
     correlation,
@@ -38,6 +39,7 @@ __all__ = [
     "Distance",
     "EffectiveRank",
     "PairFigures",
+    "Plane",
     "Score",
     "TableFigures",
     "align",
@@ -46,11 +48,13 @@ __all__ = [
     "describe_table",
     "effective_rank",
     "interface_distance",
+    "lay_over",
     "mean_cosine",
     "nearest",
     "norm_frequency",
     "norms",
     "overlap",
+    "plane",
     "rank_correlation",
     "similarity_correlation",
     "singular_values",

@@ -121,14 +121,19 @@ class _Moments:
         mean_a, mean_b = self.a / self.n, self.b / self.n
         cross = self.ab - self.n * np.outer(mean_a, mean_b)
         inner = self.aa - self.n * np.outer(mean_a, mean_a)
-        left, _, right = np.linalg.svd(cross, full_matrices=False)
         found = {
-            "orthogonal": _Map(mean_a, mean_b, left @ right),
+            "orthogonal": _Map(mean_a, mean_b, rotation(cross)),
             "linear": _Map(mean_a, mean_b, solve(inner, cross)),
         }
         if len(self.a) == len(self.b):
             found["identity"] = _Map(mean_a, mean_b, None)
         return found
+
+
+def rotation(cross: F64) -> F64:
+    """The orthogonal R that minimises ‖A R − B‖, from AᵀB [d, e] (Schönemann 1966)."""
+    left, _, right = np.linalg.svd(cross, full_matrices=False)
+    return np.asarray(left @ right)
 
 
 def solve(gram: F64, right: F64) -> F64:

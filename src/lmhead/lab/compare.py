@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,33 @@ from transformers.utils import logging as transformers_logging
 from lmhead.errors import LMHeadError, SourceError
 from lmhead.lab import plan
 from lmhead.lab.after import finish, keep_tables
-from lmhead.lab.arms import ARMS, Arm, build, draw, plan_arms
+from lmhead.lab.arms import ARMS, Arm, plan_arms
 from lmhead.lab.augmented import ALPHA, LOSSES, TEMPERATURE, check_augmented
 from lmhead.lab.configs import base_config, default_init_std, is_preset, portable, with_tie
 from lmhead.lab.corpus import load_corpus
+from lmhead.lab.jobs import (
+    Job,
+    Material,
+    Task,
+    Work,
+    carry_out,
+    check_ray,
+    runner_at,
+    versions,
+)  # fmt: skip
+from lmhead.lab.processes import current, led
 from lmhead.lab.report import write_report
-from lmhead.lab.result import Comparison
+from lmhead.lab.result import Comparison, summarise
 from lmhead.lab.sequential import look_confidence
 from lmhead.lab.stats import DEFAULT_MARGIN, Margin
 from lmhead.lab.tokens import UNKNOWN, make_tokenizer, open_tokenizer
-from lmhead.lab.train import Training, train_job
+from lmhead.lab.train import DivergedError, Training
 from lmhead.lab.tune import TUNE_SEED, Setting, Tuner, applied, parse_grid, settings_of, split
 from lmhead.lab.until_clear import add_seeds, check_until_clear
+from lmhead.prompt import dropped, listed
+from lmhead.run_schema import RESUMED, check
 from lmhead.runs import RunFolder, fresh_folder
 
-PACKAGES = ("lmhead", "torch", "transformers", "accelerate", "tokenizers", "numpy", "scipy")
 DEFAULT_BUDGET = 120.0
 
 
@@ -62,6 +73,7 @@ def default_out() -> str:
     return f"runs/compare-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
+@led
 def compare(
     texts: Sequence[str] = (),
     *,
@@ -89,10 +101,16 @@ def compare(
     precision: str = "auto",
     device: str = "auto",
     out: str | Path | None = None,
+    train: bool = True,
+    ray: str | None = None,
     started: float | None = None,
     show: Show = _ignore,
 ) -> Comparison:
     """Train the model with tied and untied ends on a text, paired by seed, and decide.
+
+    Several processes that were started together (`torchrun`, `accelerate launch`) all call it
+    with the same arguments and train each model together, to the numbers of a single one but for
+    rounding (and dropout); the first of them writes.
 
     Args:
         texts: files, folders or globs of UTF-8 text; none: a bundled corpus.
@@ -121,8 +139,13 @@ def compare(
         precision: `fp32`, `bf16`, or `auto`: bf16 on a GPU that has it.
         device: `cpu`, or `auto` for what accelerate finds.
         out: the run folder to make; None: `runs/compare-DATE-TIME`.
+        train: False: make the run folder and stop; `resume` trains.
+        ray: the Ray cluster that trains, several models at once; see
+            `lmhead.lab.ray_jobs.Cluster`. None: this process, one after another. The numbers
+            are the same, and so is what a budget plans: as if this process did all.
         started: `time.monotonic()` that the budget counts from; None: now.
-        show: called with a `Moment` after each step and with a line of text for notes.
+        show: called with a `Moment` after each step (on Ray, a few times a second) and with a
+            line of text for notes.
 
     Raises:
         LMHeadError: something that cannot work, found before training; nothing is written
@@ -132,6 +155,7 @@ def compare(
     """
     began = time.monotonic() if started is None else started
     _prepare()
+    check_ray(ray)
     run = RunFolder(out or default_out())
     run.refuse_existing()
     grid = parse_grid(tune)
@@ -209,42 +233,65 @@ def compare(
             else {}
         ),
         **({"tune": {"grid": grid, "slice_tokens": chosen_on - 1}} if grid else {}),
-        "versions": _versions(),
+        "versions": versions(),
         "machine": {
             "platform": platform.platform(),
             "python": platform.python_version(),
             "device": torch.cuda.get_device_name() if device == "cuda" else device,
+            **({} if current().count == 1 else {"processes": current().count}),
         },
         "text": data.facts,
         "training": asdict(training),
         "base": base,
         "arms": {arm.name: arm.to_dict() for arm in planned},
     }
-    with run.created(settings), fresh_folder(run.tokenizer) as folder:
-        tok.save_pretrained(folder)
-    show(f"run: {run}")
-    unknown = data.facts["valid_unknown"]
-    if unknown:
-        show(
-            f"{unknown:,} of {data.facts['valid_tokens']:,} validation tokens are {UNKNOWN} "
-            "(not in the training side), in every arm alike"
-        )
-    with run.locked():
-        return _work(run, settings, data, tok, show, began)
+    with runner_at(ray, show) as runner:
+        with run.created(settings), fresh_folder(run.tokenizer) as folder:
+            tok.save_pretrained(folder)
+        show(f"run: {run}")
+        unknown = data.facts["valid_unknown"]
+        if unknown:
+            show(
+                f"{unknown:,} of {data.facts['valid_tokens']:,} validation tokens are {UNKNOWN} "
+                "(not in the training side), in every arm alike"
+            )
+        lost = dropped(tok, text.train + text.valid)
+        if lost:
+            show(f"dropped by the tokenizer, which has no token for it: {listed(lost)}")
+        if not train:
+            return summarise(run)
+        with run.locked():
+            return carry_out([_work(run, settings, data, tok, show, began)], runner)[0]
 
 
-def resume(path: str | Path, show: Show = _ignore) -> Comparison:
+@led
+def resume(path: str | Path, show: Show = _ignore, ray: str | None = None) -> Comparison:
     """Carry on a run that was stopped, on a CPU to the same numbers as if it never was.
+
+    It may go on in another number of processes than it began in, to numbers within rounding.
+
+    Args:
+        path: the run folder.
+        show, ray: as in `compare`; it does not matter how the run was started.
 
     Raises:
         LMHeadError: no such run, another process works on it, its text has changed, or it ran
             on another kind of device.
         SourceError: it is no run folder, or cannot be read.
     """
-    began = time.monotonic()
     _prepare()
+    check_ray(ray)
+    RunFolder(path).config()
+    with runner_at(ray, show) as runner:
+        return carry_out([carried_on(path, show)], runner)[0]
+
+
+def carried_on(path: str | Path, show: Show = _ignore) -> Work[Comparison]:
+    """What is left to do of a run; see `resume`."""
+    began = time.monotonic()
     run = RunFolder(path)
-    settings = run.config()
+    settings = run.config(whole=True)
+    check(settings, RESUMED, str(run.config_file))
     with run.locked():
         facts = settings["text"]
         text = load_corpus(facts["files"], facts.get("corpus"))
@@ -260,9 +307,14 @@ def resume(path: str | Path, show: Show = _ignore) -> Comparison:
                 f"{run}: the run is on {device}, this machine has {PartialState().device.type}",
                 "carry it on where it began, or start a new run",
             )
+        if _processes(settings) != current().count:
+            show(
+                f"the run began in {_processes(settings)} processes, goes on in "
+                f"{current().count}: its numbers may differ by rounding"
+            )
         for name, then in settings.get("versions", {}).items():
-            if _versions().get(name) != then:
-                show(f"{name} was {then} when the run began, is {_versions().get(name)} now")
+            if versions().get(name) != then:
+                show(f"{name} was {then} when the run began, is {versions().get(name)} now")
         tok = open_tokenizer(run.tokenizer / "tokenizer.json")
         data = plan.read_data(text, tok)
         if data.facts["tokens_sha256"] != facts.get("tokens_sha256"):
@@ -270,7 +322,7 @@ def resume(path: str | Path, show: Show = _ignore) -> Comparison:
                 f"{run.tokenizer}: the tokenizer gives other tokens than when the run began",
                 "bring the old tokenizer back, or start a new run",
             )
-        return _work(run, settings, data, tok, show, began)
+        return (yield from _work(run, settings, data, tok, show, began))
 
 
 def _work(
@@ -280,7 +332,7 @@ def _work(
     tokenizer: PreTrainedTokenizerFast,
     show: Show,
     began: float,
-) -> Comparison:
+) -> Work[Comparison]:
     """Do what is not done yet: tune, then train seed by seed, so that pairs are complete early."""
     try:
         training = Training(**settings["training"])
@@ -290,7 +342,8 @@ def _work(
         most_seeds = clear["max_seeds"] if clear else len(settings["seeds"])
     except (TypeError, KeyError) as error:
         raise SourceError(f"{run.config_file}: {error}") from error
-    if training.threads != torch.get_num_threads():
+    alone = current().count == _processes(settings) == 1
+    if alone and training.threads != torch.get_num_threads():
         torch.set_num_threads(training.threads)
     plan.write_facts_of_tokens(run, data, training.seq_len)
     base, init_std = settings["base"], settings.get("init_std")
@@ -302,40 +355,48 @@ def _work(
         tuner = Tuner(
             run, base, init_std, grid, tokenizer, data.train, replace(training, watch=False)
         )
-        best = tuner(
+        best = yield from tuner(
             arms,
             lambda number, label, *at: show(
                 Moment(number, jobs, label, TUNE_SEED, training.steps, *at)
             ),
         )
+    material = Material(data.train, data.valid, tokenizer)
 
-    def train_seed(seed: int) -> None:
-        done = {row["arm"] for row in run.done() if row["seed"] == seed}
-        for place, arm in enumerate(arms):
-            if arm.name not in done:
+    def ended(arm: str, seed: int, error: DivergedError | None = None) -> None:
+        if error:
+            raise error
+        if training.watch:
+            keep_tables(run, arm, seed)
+        run.promote(arm)
+
+    def trainings(*seeds: int) -> list[Job]:
+        done = {(row["arm"], row["seed"]) for row in run.done()}
+        left = []
+        for seed in seeds:
+            for place, arm in enumerate(arms):
+                if (arm.name, seed) in done:
+                    ended(arm.name, seed)  # it may have been cut off
+                    continue
+                loop, std = applied(training, init_std, best.get(arm.name, {}))
                 number = tried + seed * len(arms) + place
                 moment = partial(Moment, number, jobs, arm.name, seed, training.steps)
-                loop, std = applied(training, init_std, best.get(arm.name, {}))
-                model = build(arm, draw(base, seed, std))
-                train_job(
-                    run,
-                    arm.name,
-                    seed,
-                    model,
-                    tokenizer,
-                    data.train,
-                    data.valid,
-                    loop,
-                    lambda *at, moment=moment: show(moment(*at)),
+                left.append(
+                    Job(
+                        run,
+                        Task(arm.name, seed, arm, base, std, loop),
+                        material,
+                        lambda *at, moment=moment: show(moment(*at)),
+                        partial(ended, arm.name, seed),
+                    )
                 )
-            if training.watch:
-                keep_tables(run, arm.name, seed)
-            run.promote(arm.name)
+        return left
 
-    for seed in settings["seeds"]:
-        train_seed(seed)
+    yield trainings(*settings["seeds"])
     if clear:
-        add_seeds(run, len(settings["seeds"]), most_seeds, clear.get("budget"), train_seed, began)
+        first, budget = len(settings["seeds"]), clear.get("budget")
+        yield from add_seeds(run, first, most_seeds, budget, trainings, began)
+    run.put_in_order([arm.name for arm in arms])
     if training.watch:
         try:
             finish(run, data.train, data.valid, tokenizer)
@@ -346,15 +407,15 @@ def _work(
 
 
 def _prepare() -> None:
-    """Quiet transformers' own messages and bars; refuse to run in several processes."""
+    """Quiet transformers' own messages and bars, in every process."""
+    current().share(_prepare)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    processes = PartialState().num_processes
-    if processes > 1:
-        raise LMHeadError(
-            f"started in {processes} processes; a comparison runs in one",
-            "start it without accelerate launch or torchrun",
-        )
+
+
+def _processes(settings: dict[str, Any]) -> int:
+    """How many processes a run began in."""
+    return int(settings.get("machine", {}).get("processes", 1))
 
 
 def _precision(precision: str, device: str) -> str:
@@ -362,7 +423,3 @@ def _precision(precision: str, device: str) -> str:
         return precision
     fast = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return "bf16" if fast else "fp32"
-
-
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in PACKAGES}

@@ -8,7 +8,7 @@ import os
 import random
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from itertools import accumulate
@@ -92,13 +92,7 @@ def _expand(text: str) -> list[Path]:
     """The files that an argument names, as absolute paths: a run may be resumed elsewhere."""
     path = Path(text)
     if is_folder(path):
-        found = sorted(
-            p
-            for p in path.rglob("*")
-            if p.is_file()
-            and p.suffix.lower() in TEXT_SUFFIXES
-            and not any(part.startswith(".") for part in p.relative_to(path).parts)
-        )
+        found = sorted(_below(path))
         if not found:
             raise LMHeadError(
                 f"{text}: no {', '.join(TEXT_SUFFIXES)} file in this folder",
@@ -120,6 +114,27 @@ def _expand(text: str) -> list[Path]:
                 f"{os.fsencode(path)!r}: a file name that is not UTF-8", "rename the file"
             ) from error
     return [path.absolute() for path in found]
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """The texts in a folder and in those below it; what is hidden is left out.
+
+    Raises:
+        SourceError: a folder below it cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise SourceError(
+            f"{error.filename}: cannot be read: {error.strerror}",
+            "make it readable, or name files or a glob that leave it out",
+        ) from error
+
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            path = Path(place, name)
+            if not name.startswith(".") and path.suffix.lower() in TEXT_SUFFIXES and path.is_file():
+                yield path
 
 
 def _read(path: Path) -> str:

@@ -14,7 +14,6 @@ from lmhead.runs import Row
 LOSS = {"valid": "valid_nll", "train": "loss"}
 NORMS = ("l1", "l2")
 AT_END = ("drift", "norm_frequency")
-AT_END = ("drift", "norm_frequency")
 Read = Callable[[Row], "float | None"]
 
 
@@ -36,7 +35,7 @@ def over_time(
     for name, (arm, read) in wanted.items():
         points: dict[float, dict[int, float]] = defaultdict(dict)
         for row in of_event:
-            if row["arm"] == arm and (value := read(row)) is not None:
+            if row["arm"] == arm and x in row and (value := read(row)) is not None:
                 points[row[x]][row["seed"]] = value
         seeds = {seed for values in points.values() for seed in values}
         seeds = {seed for seed in seeds if (arm, seed) in done} or seeds

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from jinja2 import Environment, PackageLoader
@@ -25,12 +25,7 @@ CONTROLS = {"\n": "↵", "\t": "⇥", " ": "␣"}
 
 def write_page(path: Path, template: str, **values: Any) -> None:
     """Fill a template of this folder and write it, whole or not at all."""
-    environment = Environment(
-        loader=PackageLoader("lmhead", "lab"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = _environment()
     environment.filters.update(
         number=number,
         signed=signed,
@@ -43,6 +38,26 @@ def write_page(path: Path, template: str, **values: Any) -> None:
         svg=Markup,
     )
     write_atomic(path, environment.get_template(template).render(**values))
+
+
+def chart_style(inside: str, dark: str) -> str:
+    """The style sheet of charts that stand inside a selector, as nested rules.
+
+    Args:
+        inside: the selector, for example ".charts".
+        dark: that of the same place where it is dark, for example ".dark .charts".
+    """
+    sheet: Any = _environment().get_template("chart.css.jinja").module
+    return f"{inside} {{ {sheet.light()}{sheet.rules()} }}\n{dark} {{ {sheet.dark()} }}\n"
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("lmhead", "lab"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -87,13 +102,24 @@ def token(text: str) -> str:
 
 
 def settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What a run was set up with, as names and values."""
+    """What a run was set up with, as names and values; of places on this machine their names."""
     for key in SETTINGS:
         if config.get(key) not in (None, []):
-            yield key, config[key]
+            yield key, named(config[key])
     if "margin" in config:
-        yield "margin", Margin(**config["margin"])
+        yield "margin", Margin(config["margin"]["value"], config["margin"]["relative"])
     for section in SECTIONS:
         for key, value in config.get(section, {}).items():
             if value not in (None, []):
-                yield f"{section}.{key}", value
+                yield f"{section}.{key}", named(value)
+
+
+def named(value: Any) -> Any:
+    """A value in which paths stand by their last part: a page goes to other machines."""
+    if isinstance(value, list):
+        return ", ".join(str(named(one)) for one in value)
+    if isinstance(value, str) and (PurePosixPath(value).is_absolute() or value.startswith("~")):
+        return PurePosixPath(value).name
+    if isinstance(value, str) and PureWindowsPath(value).is_absolute():
+        return PureWindowsPath(value).name
+    return value

@@ -17,16 +17,17 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from lmhead.errors import LMHeadError, first_line
+from lmhead.lab.accelerated import fresh_accelerator
 from lmhead.lab.arms import Arm, build, count, draw
 from lmhead.lab.configs import with_tie
 from lmhead.lab.corpus import Corpus
 from lmhead.lab.heldout import cut, document_starts, write_heldout
+from lmhead.lab.processes import SharedError, current
 from lmhead.lab.tokens import encode, vocabulary_size
 from lmhead.lab.train import (
     Batches,
     Training,
     evaluate,
-    fresh_accelerator,
     optimizer_for,
     training_loss,
 )
@@ -144,34 +145,39 @@ def trial(
             it looks at the tokens to come.
     """
     t = training
+    ranks = current()
+    ranks.share(trial, arm, base, init_std, data, training, seconds)
     accelerator = fresh_accelerator(t)
     device = accelerator.device
     times: list[float] = []
     try:
-        model = build(arm, draw(base, 0, init_std)).to(device)
-        optimizer = optimizer_for(model, t.lr / 100, t.weight_decay)  # the warm-up starts low
+        drawn = build(arm, draw(base, 0, init_std)).to(device)
         batches = Batches(data.train.to(device), t.batch_size, t.seq_len, seed=0)
-        _check_causal(arm.name, model, batches(0)[:1, :-1])
+        _check_causal(arm.name, drawn, batches(0)[:1, :-1])
+        optimizer = optimizer_for(drawn, t.lr / 100, t.weight_decay)  # the warm-up starts low
+        model, optimizer = accelerator.prepare(drawn, optimizer)
+        plain = accelerator.unwrap_model(model)
         began = time.perf_counter()
-        with accelerator.autocast():
-            while len(times) < TRIAL_STEPS or time.perf_counter() < began + seconds:
-                start = time.perf_counter()
-                loss = training_loss(model, batches(len(times)), t)
-                loss.backward()  # type: ignore[no-untyped-call]
-                torch.nn.utils.clip_grad_norm_(model.parameters(), t.clip)
-                optimizer.step()
-                optimizer.zero_grad()
-                if not math.isfinite(loss.item()):  # waits for the device
-                    raise LMHeadError(
-                        f"the {arm.name} model starts with a loss of {loss.item()}",
-                        "use a smaller --init-std, or change the config with --set KEY=VALUE",
-                    )
-                times.append(time.perf_counter() - start)
-            part = data.valid[: 8 * t.tokens_per_step + 1].to(device)
-            evaluate(model, part[: t.tokens_per_step + 1], t.batch_size, t.seq_len)
+        while len(times) < TRIAL_STEPS or ranks.agree(time.perf_counter() < began + seconds):
             start = time.perf_counter()
-            evaluate(model, part, t.batch_size, t.seq_len)
-            per_token = (time.perf_counter() - start) / (len(part) - 1)
+            ids, weight = ranks.part(batches(len(times)))
+            loss = weight * training_loss(model, ids, t)
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), t.clip)
+            optimizer.step()
+            optimizer.zero_grad()
+            mean = ranks.mean(loss.detach()).item()  # waits for the device
+            if not math.isfinite(mean):
+                raise SharedError(
+                    f"the {arm.name} model starts with a loss of {mean}",
+                    "use a smaller --init-std, or change the config with --set KEY=VALUE",
+                )
+            times.append(time.perf_counter() - start)
+        part = data.valid[: 8 * t.tokens_per_step + 1].to(device)
+        evaluate(plain, part[: t.tokens_per_step + 1], t.batch_size, t.seq_len, ranks)
+        start = time.perf_counter()
+        evaluate(plain, part, t.batch_size, t.seq_len, ranks)
+        per_token = (time.perf_counter() - start) / (len(part) - 1)
     except LMHeadError:
         raise
     except Exception as error:  # each architecture refuses in its own way
@@ -194,7 +200,7 @@ def _check_causal(name: str, model: PreTrainedModel, ids: Tensor) -> None:
     model.train()
     moved = (before - after).abs().max().item()
     if moved > 1e-4 * before.abs().max().item():
-        raise LMHeadError(
+        raise SharedError(
             f"the {name} model is not causal: a token's logits move by {moved:.2g} when a later "
             "token changes",
             "use a causal --model",
@@ -202,9 +208,12 @@ def _check_causal(name: str, model: PreTrainedModel, ids: Tensor) -> None:
 
 
 def check_memory(arms: Sequence[Arm], device: str) -> None:
-    """Refuse what cannot fit a CPU's memory: two copies of the weights and Adam's state."""
+    """Refuse what cannot fit a CPU's memory: two copies of the weights and Adam's state, in each
+    of the processes on it."""
     largest = max(arms, key=lambda arm: arm.params.total)
-    needed = 20 * largest.params.total  # bytes: 4 drawn, 4 trained, 4 gradients, 8 moments
+    copies = 1 if current().sharded else current().here
+    # Bytes: in each process 4 drawn and 4 trained at first; 4 gradients, 8 moments.
+    needed = (8 * current().here + 12 * copies) * largest.params.total
     available = psutil.virtual_memory().available
     if device == "cpu" and needed > available:
         raise LMHeadError(

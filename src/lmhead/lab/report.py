@@ -38,8 +38,8 @@ def write_report(run: str | Path | RunFolder) -> Comparison:
         "buckets_arms": _against_one(result),
         "widened": "".join(f" {n}: {a.widened}." for n, a in result.arms.items() if a.widened),
         **size_charts({n: (arm.params, arm.peak_bytes) for n, arm in result.arms.items()}),
-        **_ends(read_ends(rows, result.arms)),
-        **_geometry(read_geometry(folder)),
+        **ends_charts(read_ends(rows, result.arms)),
+        **geometry_charts(read_geometry(folder)),
     }
     write_page(
         folder.report_file,
@@ -107,7 +107,8 @@ def size_charts(arms: Mapping[str, tuple[Mapping[str, int], int | None]]) -> dic
     }
 
 
-def _ends(ends: Ends | None) -> dict[str, Any]:
+def ends_charts(ends: Ends | None) -> dict[str, Any]:
+    """What `why.html.jinja` says of the two ends while training."""
     if ends is None:
         return {"ends": None}
     share, x_label = "Writing share of the gradient", "times seen in training"
@@ -145,7 +146,8 @@ def _drawn(named: Mapping[str, str]) -> dict[str, str]:
     return {name: chart for name, chart in named.items() if chart}
 
 
-def _geometry(found: dict[str, Any] | None) -> dict[str, Any]:
+def geometry_charts(found: dict[str, Any] | None) -> dict[str, Any]:
+    """What it says of the tables: `found` is what `read_geometry` gives."""
     rows = [
         (
             f"{mean['first']} – {mean['second']}{'' if mean['same_seed'] else ', two seeds'}",

@@ -33,7 +33,8 @@ class ArmResult:
         per_token, per_character: mean over seeds, nats.
         perplexity: exp of the mean over seeds, a token.
         tokens_per_s: training speed, median over seeds.
-        peak_bytes: largest number of bytes held by tensors in a training step.
+        peak_bytes: largest number of bytes held by tensors in a training step, in one process
+            of several; None where it cannot be measured.
     """
 
     params: dict[str, int]
@@ -112,7 +113,7 @@ def summarise(run: str | Path | RunFolder) -> Comparison:
         SourceError: no run folder, or its files are broken.
     """
     folder = run if isinstance(run, RunFolder) else RunFolder(run)
-    config, rows = folder.config(), folder.rows()
+    config, rows = folder.config(whole=True), folder.rows(whole=True)
     done = [row for row in rows if row["event"] == "done"]
     arms = {name: _arm(name, config, done) for name in config["arms"]}
     looks = read_looks(config, rows)
@@ -173,5 +174,5 @@ def _arm(name: str, config: Mapping[str, Any], done: Sequence[Row]) -> ArmResult
         else mean * text["valid_tokens"] / text["valid_characters"],
         perplexity=None if mean is None else math.exp(min(mean, 700.0)),
         tokens_per_s=median(row["tokens_per_s"] for row in rows.values()) if rows else None,
-        peak_bytes=max((row["peak_bytes"] for row in rows.values()), default=None),
+        peak_bytes=max((row["peak_bytes"] for row in rows.values()), default=0) or None,
     )

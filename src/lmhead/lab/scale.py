@@ -27,6 +27,8 @@ from lmhead.lab import compare as lab
 from lmhead.lab import plan
 from lmhead.lab.compare import Moment, Show
 from lmhead.lab.corpus import load_corpus
+from lmhead.lab.jobs import carry_out, check_ray, runner_at
+from lmhead.lab.processes import led
 from lmhead.lab.result import Comparison, summarise
 from lmhead.lab.scale_budget import Trial, fitting, split_tokens, with_tokens
 from lmhead.lab.scale_report import write_scale_report
@@ -52,6 +54,7 @@ def resume_command(path: str | Path) -> str:
     return f"lmhead scale --resume {shlex.quote(str(path))}"
 
 
+@led
 def scale(
     texts: Sequence[str] = (),
     *,
@@ -78,6 +81,7 @@ def scale(
     predict: Sequence[float] = (),
     far: bool = False,
     out: str | Path | None = None,
+    ray: str | None = None,
     started: float | None = None,
     show: Show = _ignore,
 ) -> Scaling:
@@ -95,6 +99,7 @@ def scale(
         params, predict, far: what is asked of the laws; see
             `lmhead.lab.scale_result.read_scale`.
         out: the folder to make; None: `runs/scale-DATE-TIME`.
+        ray: as in `compare`; the models of all widths are trained side by side.
         texts, corpus, tokenizer, model, overrides, arms, seeds, batch_size, seq_len, init_std,
             weight_decay, precision, device, started, show: as in `compare`.
 
@@ -104,6 +109,7 @@ def scale(
     """
     began = time.monotonic() if started is None else started
     lab._prepare()
+    check_ray(ray)
     folder = Path(out or default_out())
     refuse_existing(folder)
     if split not in SPLITS:
@@ -160,9 +166,11 @@ def scale(
                 tok.save_pretrained(saved)
             write_atomic(folder / SCALE_FILE, tomli_w.dumps(settings))
             show(f"run: {folder}")
-            return _work(folder, settings, params, predict, far, show)
+            _train(folder, settings, show, ray)
+            return write_scale_report(folder, params=params, predict=predict, far=far)
 
 
+@led
 def resume(
     path: str | Path,
     *,
@@ -172,12 +180,13 @@ def resume(
     predict: Sequence[float] = (),
     far: bool = False,
     show: Show = _ignore,
+    ray: str | None = None,
 ) -> Scaling:
     """Carry on what was stopped; of what is finished, ask again without training.
 
     Args:
         widths, layers: further sizes, trained as the first ones are.
-        params, predict, far, show: as in `scale`.
+        params, predict, far, show, ray: as in `scale`.
 
     Raises:
         LMHeadError: no such folder, another process works on it, its text has changed, or a
@@ -187,12 +196,14 @@ def resume(
     folder = Path(path)
     settings = read_settings(folder)
     lab._prepare()
+    check_ray(ray)
     with RunFolder(folder).locked():
         if widths is not None:
             found = _widened(folder, settings, widths, layers)
             settings["widths"] = [width.to_dict() for width in found]
             write_atomic(folder / SCALE_FILE, tomli_w.dumps(settings))
-        return _work(folder, settings, params, predict, far, show)
+        _train(folder, settings, show, ray)
+        return write_scale_report(folder, params=params, predict=predict, far=far)
 
 
 def refuse_existing(folder: Path) -> None:
@@ -204,29 +215,28 @@ def refuse_existing(folder: Path) -> None:
     RunFolder(folder).refuse_existing()
 
 
-def _work(
-    folder: Path,
-    settings: dict[str, Any],
-    params: str,
-    predict: Sequence[float],
-    far: bool,
-    show: Show,
-) -> Scaling:
-    """Train what is not done yet, from the smallest width up, and read the whole."""
+def _train(folder: Path, settings: dict[str, Any], show: Show, ray: str | None) -> None:
+    """Train what is not done yet: width by width from the smallest up, on Ray all at once."""
     widths = [Width.from_dict(values) for values in settings["widths"]]
-    told = _Told(show, len(widths))
-    for number, width in enumerate(widths):
-        run = RunFolder(folder / width.name)
-        begun = run.config_file.is_file()
-        if begun and summarise(run).finished and run.report_file.is_file():
-            continue
-        told.number, told.name = number, f"width {width.width}"
-        if begun:
-            lab.resume(run.path, show=told)
-        else:
-            _check_text(settings)
-            _compare(run.path, settings, width, folder / "tokenizer", settings["seeds"], told)
-    return write_scale_report(folder, params=params, predict=predict, far=far)
+    notes: set[str] = set()
+    with runner_at(ray, show) as runner:
+        works = []
+        for number, width in enumerate(widths):
+            run = RunFolder(folder / width.name)
+            begun = run.config_file.is_file()
+            if begun and summarise(run).finished and run.report_file.is_file():
+                continue
+            told = _Told(show, len(widths), number, f"width {width.width}", notes)
+            if not begun:
+                _check_text(settings)
+                tokenizer, seeds = folder / "tokenizer", settings["seeds"]
+                _compare(run.path, settings, width, tokenizer, seeds, told, train=ray is None)
+            if begun or ray is not None:
+                works.append(lab.carried_on(run.path, told))
+            if ray is None:
+                carry_out(works, runner)
+                works.clear()
+        carry_out(works, runner)
 
 
 def _widened(
@@ -293,7 +303,13 @@ def _check_text(settings: dict[str, Any]) -> None:
 
 
 def _compare(
-    out: Path, settings: dict[str, Any], width: Width, tokenizer: Path, seeds: int, show: Show
+    out: Path,
+    settings: dict[str, Any],
+    width: Width,
+    tokenizer: Path,
+    seeds: int,
+    show: Show,
+    train: bool = True,
 ) -> Comparison:
     text = settings["text"]
     return lab.compare(
@@ -305,31 +321,30 @@ def _compare(
         tokens=width.tokens,
         lr=width.lr,
         out=out,
+        train=train,
         show=show,
         **settings["compare"],
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Told:
     """Passes on what one width's comparison tells, as part of the whole; each note once."""
 
     show: Callable[[Moment | str], None]
     widths: int
-    number: int = 0
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        self.seen: set[str] = set()
+    number: int
+    name: str
+    notes: set[str]
 
     def __call__(self, told: Moment | str) -> None:
         if not isinstance(told, str):
             job, jobs = self.number * told.jobs + told.job, self.widths * told.jobs
             told = replace(told, job=job, jobs=jobs, arm=f"{self.name}, {told.arm}")
-        elif told in self.seen:
+        elif told in self.notes:
             return
         else:
-            self.seen.add(told)
+            self.notes.add(told)
         self.show(told)
 
 

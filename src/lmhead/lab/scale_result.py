@@ -16,6 +16,7 @@ from lmhead.lab.power_law import Band, Crossing, Laws
 from lmhead.lab.result import Comparison, summarise
 from lmhead.lab.scale_words import describe, scope
 from lmhead.lab.stats import Pair
+from lmhead.run_schema import check_scale
 from lmhead.runs import RunFolder
 
 SCHEMA_VERSION = 1
@@ -146,18 +147,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
         raise SourceError(f"{file}: cannot be read: {error}") from error
     if settings.get("schema_version") != 1:
         raise SourceError(f"{file}: schema_version is {settings.get('schema_version')}, expected 1")
-    missing = {
-        "widths",
-        "compare",
-        "seeds",
-        "split",
-        "text",
-        "lr",
-        "lr_power",
-        "overrides",
-    } - settings.keys()
+    missing = [name for name in SECTIONS if name not in settings]
     if missing:
-        raise SourceError(f"{file}: no {', '.join(sorted(missing))} in it")
+        raise SourceError(f"{file}: no {', '.join(missing)} in it")
+    check_scale(settings, file)
     return settings
 
 
@@ -220,6 +213,9 @@ def read_scale(
 
 
 def _size(width: Mapping[str, Any], arms: Sequence[str], run: Comparison | None) -> Size:
+    lacking = [arm for arm in arms if run and arm not in run.arms]
+    if run and lacking:
+        raise SourceError(f"{run.run}: the run has no arm {lacking[0]!r}, {SCALE_FILE} has")
     return Size(
         width=width["width"],
         layers=width.get("layers"),

@@ -8,20 +8,22 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_cosine_schedule_with_warmup
 
-from lmhead.errors import LMHeadError
+from lmhead.lab import processes
+from lmhead.lab.accelerated import fresh_accelerator, hides_tensors
 from lmhead.lab.augmented import ALPHA, TEMPERATURE, augmented_loss
+from lmhead.lab.checkpoints import Progress, load_checkpoint, save_checkpoint, whole_state
 from lmhead.lab.heldout import write_losses
 from lmhead.lab.memory import PeakMemory
+from lmhead.lab.processes import ALONE, Processes, SharedError, whole
 from lmhead.lab.watch import Watch
 from lmhead.runs import RunFolder, fresh_folder, recover_folder
 
@@ -29,7 +31,7 @@ CHECKPOINT_SHARE = 20  # a checkpoint may take a twentieth of the time to the ne
 WARM_STEPS = 2  # not timed; the second is where memory is measured
 
 
-class DivergedError(LMHeadError):
+class DivergedError(SharedError):
     """A loss or gradient that is no longer finite."""
 
 
@@ -122,35 +124,46 @@ def training_loss(model: Any, ids: Tensor, training: Training) -> Tensor:
     return augmented_loss(
         logits.flatten(0, 1),
         ids[:, 1:].flatten(),
-        model.get_input_embeddings().weight,
+        getattr(model, "module", model).get_input_embeddings().weight,
         alpha=training.loss_alpha,
         temperature=training.loss_temperature,
     )
 
 
 @torch.no_grad()
-def token_losses(model: Any, stream: Tensor, batch_size: int, seq_len: int) -> Tensor:
+def token_losses(
+    model: Any, stream: Tensor, batch_size: int, seq_len: int, ranks: Processes = ALONE
+) -> Tensor:
     """Nats for every token of a stream but the first, in order: float32 [tokens - 1] on the CPU.
 
-    Windows do not overlap; a token sees what stands before it in its own window.
+    Windows do not overlap; a token sees what stands before it in its own window. Several
+    processes take the batches in turn, so that each batch is the one that a single process has.
     """
     model.eval()
-    losses = []
-    whole = (len(stream) - 1) // seq_len
-    starts = torch.arange(whole, device=stream.device) * seq_len
-    reach = torch.arange(seq_len + 1, device=stream.device)
-    for first in range(0, whole, batch_size):
-        part = starts[first : first + batch_size]
-        losses.append(next_token_loss(model, stream[part[:, None] + reach], "none").cpu())
-    if len(stream) - 1 > whole * seq_len:
-        losses.append(next_token_loss(model, stream[None, whole * seq_len :], "none").cpu())
+    tokens = len(stream) - 1
+    whole = tokens - tokens % seq_len
+    step = batch_size * seq_len
+    batches = [(first, min(first + step, whole), seq_len) for first in range(0, whole, step)]
+    if tokens > whole:
+        batches.append((whole, tokens, tokens - whole))
+    losses = torch.zeros(tokens)
+    for turn in range(0, len(batches), ranks.count):
+        mine = turn + ranks.rank
+        # Where none is left, the first once more: sharded tables are gathered by all or by none.
+        first, end, length = batches[mine if mine < len(batches) else 0]
+        ids = stream[first : end + 1].unfold(0, length + 1, length)
+        found = next_token_loss(model, ids, "none").cpu()
+        if mine < len(batches):
+            losses[first:end] = found
     model.train()
-    return torch.cat(losses)
+    return ranks.sum(losses)
 
 
-def evaluate(model: Any, stream: Tensor, batch_size: int, seq_len: int) -> float:
+def evaluate(
+    model: Any, stream: Tensor, batch_size: int, seq_len: int, ranks: Processes = ALONE
+) -> float:
     """Mean nats a token over a stream; see `token_losses`."""
-    return mean_loss(token_losses(model, stream, batch_size, seq_len))
+    return mean_loss(token_losses(model, stream, batch_size, seq_len, ranks))
 
 
 def mean_loss(losses: Tensor) -> float:
@@ -165,28 +178,6 @@ def optimizer_for(model: PreTrainedModel, lr: float, weight_decay: float) -> tor
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=(0.9, 0.95))
-
-
-def fresh_accelerator(training: Training) -> Accelerator:
-    """Accelerate with these settings, whatever this process used it with before."""
-    AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
-    precision = "bf16" if training.precision == "bf16" else "no"
-    return Accelerator(cpu=training.device == "cpu", mixed_precision=precision)
-
-
-class Progress:
-    """What a checkpoint holds beside model, optimiser, schedule and random states."""
-
-    def __init__(self) -> None:
-        self.step = 0
-        self.seconds = 0.0
-        self.peak_bytes = 0
-
-    def state_dict(self) -> dict[str, float]:
-        return dict(vars(self))
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
 
 
 def train_job(
@@ -218,25 +209,32 @@ def train_job(
         DivergedError: the loss is no longer finite.
     """
     t = training
+    ranks = processes.current()
+    ranks.share(train_job, run, arm, seed, model, tokenizer, train, valid, training, _unseen)
     gc.collect()  # accelerate's autocast wrapper keeps the model of the job before in a cycle
     accelerator = fresh_accelerator(t)
     train, valid = train.to(accelerator.device), valid.to(accelerator.device)
     early, streams = valid[: t.early_tokens + 1], train.nbytes + valid.nbytes
-    job = {"arm": arm, "seed": seed}
     state = run.job_state(arm, seed)
-    state.mkdir(parents=True, exist_ok=True)
+    if ranks.leads:
+        state.mkdir(parents=True, exist_ok=True)
 
     torch.manual_seed(seed)  # dropout: the same draws in every arm
     optimizer = optimizer_for(model, t.lr, t.weight_decay)
     schedule = get_cosine_schedule_with_warmup(optimizer, math.ceil(t.warmup * t.steps), t.steps)
     model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
+    plain = accelerator.unwrap_model(model)
     progress = Progress()
     accelerator.register_for_checkpointing(progress)
+    carried = (accelerator, ranks, plain, optimizer, schedule, progress)
 
-    def place() -> dict[str, Any]:
-        return {**job, "step": progress.step, "tokens": progress.step * t.tokens_per_step}
+    def record(event: str, **values: Any) -> None:
+        place = {"arm": arm, "seed": seed, "step": progress.step}
+        tokens = progress.step * t.tokens_per_step
+        if ranks.leads:
+            run.append({"event": event, **place, "tokens": tokens, **values})
 
-    watch = Watch(model, train, t.log_every) if t.watch else None
+    watch = Watch(plain, train, t.log_every, ranks) if t.watch else None
 
     def check_finite(**values: float) -> None:
         if not all(map(math.isfinite, values.values())):
@@ -249,20 +247,21 @@ def train_job(
             )
 
     def validate(tokens: Tensor) -> Tensor:
-        losses = token_losses(model, tokens, t.batch_size, t.seq_len)
+        losses = token_losses(plain, tokens, t.batch_size, t.seq_len, ranks)
         nll = mean_loss(losses)
         check_finite(validation_loss=nll)
-        run.append({"event": "valid", **place(), "valid_nll": nll})
+        record("valid", valid_nll=nll)
         return losses
 
-    if recover_folder(state / "checkpoint"):
-        accelerator.load_state(str(state / "checkpoint"))
-        run.trim(arm, seed, progress.step)
-    else:
-        run.trim(arm, seed, -1)
+    begun = ranks.agree(ranks.leads and recover_folder(state / "checkpoint"))
+    if begun:
+        load_checkpoint(state / "checkpoint", *carried)
+    if ranks.leads:
+        run.trim(arm, seed, progress.step if begun else -1)
+    if not begun:
         at_start = {"initial_loss": mean_loss(validate(early))}
         if watch:
-            run.append({"event": "ends", **place(), **watch.row(), **at_start})
+            record("ends", **watch.row(), **at_start)
 
     batches = Batches(train, t.batch_size, t.seq_len, seed)
     model.train()
@@ -271,13 +270,19 @@ def train_job(
     while progress.step < t.steps:
         measure = progress.step == WARM_STEPS - 1  # the first has no optimiser state yet
         look = watch if watch and watch.due(progress.step + 1) and not measure else None
-        with PeakMemory(model, optimizer, streams, active=measure) as memory:
+        if ranks.count > 1:
+            torch.manual_seed(seed_of_step(seed, progress.step, ranks.rank))
+        with PeakMemory(
+            model, optimizer, streams, active=measure and not hides_tensors(accelerator)
+        ) as memory:
             with look.looking() if look else nullcontext():
-                loss = training_loss(model, batches(progress.step), t)
+                ids, weight = ranks.part(batches(progress.step))
+                loss = training_loss(model, ids, t)
+                loss = loss if weight == 1 else weight * loss
                 accelerator.backward(loss)
                 if look:
                     look.read_gradients()
-            norm = accelerator.clip_grad_norm_(model.parameters(), t.clip)
+            norm = whole(accelerator.clip_grad_norm_(model.parameters(), t.clip))
             rate = schedule.get_last_lr()[0]
             optimizer.step()
             schedule.step()
@@ -289,44 +294,50 @@ def train_job(
             loss.item()  # waits for the device
             clock = time.perf_counter()
         if look:
-            run.append({"event": "ends", **place(), **look.row()})
+            record("ends", **look.row())
         last = progress.step == t.steps
         if progress.step % t.log_every and not last:
             show(progress.step, None)
             continue
-        mean = float(torch.stack(losses).mean())  # waits for the device
+        mean = float(ranks.mean(torch.stack(losses).mean()))  # waits for the device
         progress.seconds += time.perf_counter() - clock
         losses.clear()
         check_finite(loss=mean, gradient_norm=float(norm))
-        run.append(
-            {"event": "train", **place(), "loss": mean, "lr": rate, "grad_norm": float(norm)}
-        )
+        record("train", loss=mean, lr=rate, grad_norm=float(norm))
         show(progress.step, mean)
         if progress.step % t.valid_every == 0 and not last:
             validate(early)
-        if time.monotonic() >= due and not last:
+        if not last and ranks.agree(time.monotonic() >= due):
             before = time.monotonic()
-            run.sync()
-            with fresh_folder(state / "checkpoint") as folder:
-                accelerator.save_state(str(folder), safe_serialization=False)
+            save_checkpoint(partial(run.checkpoint, arm, seed), *carried)
             due = time.monotonic() + max(
                 t.checkpoint_seconds, CHECKPOINT_SHARE * (time.monotonic() - before)
             )
         clock = time.perf_counter()
 
     losses_at_end = validate(valid)
+    peak = ranks.largest(progress.peak_bytes)
+    gathered = whole_state(plain) if ranks.count > 1 else None
+    if not ranks.leads:
+        return
     write_losses(run, arm, seed, losses_at_end.numpy())
     with fresh_folder(state / "model") as folder:
-        accelerator.unwrap_model(model).save_pretrained(folder)
+        plain.save_pretrained(folder, state_dict=gathered)
         tokenizer.save_pretrained(folder)
     timed = (t.steps - WARM_STEPS) * t.tokens_per_step
-    run.append(
-        {
-            "event": "done",
-            **place(),
-            "valid_nll": mean_loss(losses_at_end),
-            "tokens_per_s": timed / progress.seconds,
-            "peak_bytes": progress.peak_bytes,
-        }
+    record(
+        "done",
+        valid_nll=mean_loss(losses_at_end),
+        tokens_per_s=timed / progress.seconds,
+        peak_bytes=peak,
     )
     run.sync()
+
+
+def seed_of_step(seed: int, step: int, rank: int) -> int:
+    """Of the random numbers (dropout) that one of several processes draws in a step."""
+    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0])
+
+
+def _unseen(_step: int, _loss: float | None) -> None:
+    return None

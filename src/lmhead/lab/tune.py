@@ -21,8 +21,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lmhead.errors import LMHeadError
-from lmhead.lab.arms import Arm, build, draw
-from lmhead.lab.train import DivergedError, Training, train_job
+from lmhead.lab.arms import Arm
+from lmhead.lab.jobs import Job, Material, Task, Work
+from lmhead.lab.train import DivergedError, Training
 from lmhead.runs import Row, RunFolder
 
 KEYS = ("lr", "init_std", "weight_decay")
@@ -122,7 +123,7 @@ class Tuner:
 
     def __call__(
         self, arms: Sequence[Arm], show: Callable[[int, str, int, float | None], None]
-    ) -> dict[str, Setting]:
+    ) -> Work[dict[str, Setting]]:
         """The best setting of each arm.
 
         Args:
@@ -138,49 +139,57 @@ class Tuner:
             for arm in arms
             for number, setting in enumerate(settings_of(self.grid))
         ]
-        done = {(row["arm"], row["number"]) for row in self.run.rows() if row["event"] == "tuned"}
+        done = {
+            (row["arm"], row.get("number")) for row in self.run.rows() if row["event"] == "tuned"
+        }
         if any((arm.name, number) not in done for arm, number, _ in jobs):
-            train, chosen_on = split(self.train, self.training.batch_size, self.training.seq_len)
+            streams = split(self.train, self.training.batch_size, self.training.seq_len)
+            material = Material(*streams, self.tokenizer)
             folder = RunFolder(self.run.tuning)
             folder.state.mkdir(parents=True, exist_ok=True)
             folder.metrics_file.touch()
+            trained = {row["arm"] for row in folder.done()}
+            left = []
             for index, (arm, number, setting) in enumerate(jobs):
-                if (arm.name, number) not in done:
-                    shown = partial(show, index, f"{arm.name} {in_words(setting)}")
-                    self._try(folder, arm, number, setting, train, chosen_on, shown)
+                if (arm.name, number) in done:
+                    continue
+                shown = partial(show, index, f"{arm.name} {in_words(setting)}")
+                job = self._job(folder, arm, number, setting, material, shown)
+                if job.task.name in trained:
+                    job.ended(None)
+                else:
+                    left.append(job)
+            yield left
         for leftover in (self.run.tuning / "state", self.run.tuning / "tokens"):
             shutil.rmtree(leftover, ignore_errors=True)
         return best_settings(self.run.rows(), [arm.name for arm in arms])
 
-    def _try(
+    def _job(
         self,
         folder: RunFolder,
         arm: Arm,
         number: int,
         setting: Setting,
-        train: Tensor,
-        chosen_on: Tensor,
+        material: Material,
         show: Callable[[int, float | None], None],
-    ) -> None:
-        job = f"{arm.name}-setting-{number}"
+    ) -> Job:
+        name = f"{arm.name}-setting-{number}"
         training, init_std = applied(self.training, self.init_std, setting)
-        nll: float | None = None
-        if not (ended := [row for row in folder.done() if row["arm"] == job]):
-            model = build(arm, draw(self.base, TUNE_SEED, init_std))
-            try:
-                train_job(
-                    folder, job, TUNE_SEED, model, self.tokenizer, train, chosen_on, training, show
-                )
-            except DivergedError:
+
+        def ended(error: DivergedError | None) -> None:
+            nll: float | None = None
+            if error:
                 show(training.steps, None)
-            ended = [row for row in folder.done() if row["arm"] == job]
-        if ended:
-            nll = ended[0]["valid_nll"]
-        place = {"arm": arm.name, "seed": TUNE_SEED, "step": training.steps}
-        row = {"event": "tuned", **place, "number": number, "setting": setting, "tune_nll": nll}
-        self.run.append(row)
-        self.run.sync()
-        shutil.rmtree(folder.job_state(job, TUNE_SEED), ignore_errors=True)
+            else:
+                nll = next(row["valid_nll"] for row in folder.done() if row["arm"] == name)
+            place = {"arm": arm.name, "seed": TUNE_SEED, "step": training.steps}
+            row = {"event": "tuned", **place, "number": number, "setting": setting, "tune_nll": nll}
+            self.run.append(row)
+            self.run.sync()
+            shutil.rmtree(folder.job_state(name, TUNE_SEED), ignore_errors=True)
+
+        task = Task(name, TUNE_SEED, arm, self.base, init_std, training)
+        return Job(folder, task, material, show, ended)
 
 
 def applied(
@@ -206,5 +215,5 @@ def best_settings(rows: Sequence[Row], arms: Sequence[str]) -> dict[str, Setting
                 f"{arm}: none of the {len(tried)} settings tried ends with a finite loss",
                 "try smaller values with --tune",
             )
-        best[arm] = min(finite, key=lambda row: row["tune_nll"])["setting"]
+        best[arm] = min(finite, key=lambda row: (row["tune_nll"], row["number"]))["setting"]
     return best

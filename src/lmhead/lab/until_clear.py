@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from lmhead.errors import LMHeadError
+from lmhead.lab.jobs import Job, Work
 from lmhead.lab.result import Comparison, summarise
 from lmhead.runs import RunFolder
 
@@ -52,9 +53,9 @@ def add_seeds(
     first: int,
     most: int,
     budget: float | None,
-    train_seed: Callable[[int], None],
+    trainings: Callable[[int], list[Job]],
     began: float,
-) -> None:
+) -> Work[None]:
     """Look, and train one seed more, until it is clear or there is no more to spend.
 
     Args:
@@ -62,7 +63,7 @@ def add_seeds(
         first, most: seeds at the first look, and at the last possible one.
         budget: seconds for everything; None: no limit. Time before a kill counts up to the last
             look.
-        train_seed: trains every arm with a seed, or what of it is not done.
+        trainings: those of every arm with a seed, or what of them is not done.
         began: `time.monotonic()` of this session's start.
     """
     looks = {row["seeds"]: row for row in run.rows() if row["event"] == "look"}
@@ -71,7 +72,7 @@ def add_seeds(
     for seeds in range(first, most + 1):
         if seeds > first:
             start = time.monotonic()
-            train_seed(seeds - 1)
+            yield trainings(seeds - 1)
             last_seed = time.monotonic() - start
         if seeds in looks:
             if looks[seeds]["stop"]:

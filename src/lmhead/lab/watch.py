@@ -10,7 +10,9 @@ table's gradient less that is the writing side: the head's (∂L/∂W_k = (p_k �
 and whatever else uses the table, such as the target of the augmented loss. Untied ends have two
 gradients as they are. Measured before clipping, which would scale both alike.
 
-Memory: one copy of each table as it started, and for a moment after the backward pass two more.
+Memory: one copy of each table as it started, and for a moment after the backward pass two more;
+the same in each of several processes. There the reading side is the mean over them, as the
+gradients are.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lmhead.lab.arms import ends
+from lmhead.lab.processes import ALONE, Processes, whole
 
 EVERY = 16  # least number of steps between two looks
 NORMS = {"l1": 1, "l2": 2}
@@ -41,14 +43,17 @@ class Watch:
         model: with its initial values, on its device; its ends must stay the same modules.
         train: training tokens, int64 [tokens]: how often each stands there is its frequency.
         log_every: looks fall on multiples of this many steps.
+        ranks: the processes that train the model together; each of them looks.
     """
 
-    def __init__(self, model: Any, train: Tensor, log_every: int) -> None:
-        self.embedding, self.head = ends(model)
+    def __init__(self, model: Any, train: Tensor, log_every: int, ranks: Processes = ALONE) -> None:
+        self.ranks = ranks
+        self.embedding: nn.Module = model.get_input_embeddings()
+        self.head: nn.Module = model.get_output_embeddings()
         read, written = (end.get_parameter("weight") for end in (self.embedding, self.head))
         self.tied = read is written
         self.tables = {"table": read} if self.tied else {"embedding": read, "head": written}
-        self.start = {name: table.detach().clone() for name, table in self.tables.items()}
+        self.start = {name: whole(table.detach()).clone() for name, table in self.tables.items()}
         self.every = log_every * math.ceil(EVERY / log_every)
         counts = torch.bincount(train.to(read.device), minlength=len(read))
         self.seen = counts > 0
@@ -87,9 +92,15 @@ class Watch:
         """Measure the gradients that the backward pass has just left; before clipping."""
         self._listening = False  # the embedding is called once more for its own backward
         sides = self._sides()
-        if sides is None:
-            return
-        reading, writing = (_row_norms(side) for side in sides)
+        if sides is not None:
+            self.measure(*sides)
+
+    def measure(self, of_reading: Tensor, of_writing: Tensor) -> None:
+        """Measure the gradient from reading and from writing, [V, d] each; before clipping.
+
+        For a loop that has the two apart; `read_gradients` is for one that leaves them to autograd.
+        """
+        reading, writing = _row_norms(of_reading), _row_norms(of_writing)
         whole = {}
         buckets = {}
         for name in NORMS:
@@ -100,8 +111,8 @@ class Watch:
             whole[name] = _side(read, written)
             buckets[name] = [_side(*pair)["writing_share"] for pair in zip(*parts, strict=True)]
         cosine = None
-        if sides[0].shape == sides[1].shape:
-            product = float((sides[0] * sides[1]).sum(dtype=torch.float64))
+        if of_reading.shape == of_writing.shape:
+            product = float((of_reading * of_writing).sum(dtype=torch.float64))
             length = whole["l2"]["reading"] * whole["l2"]["writing"]
             cosine = _plain(product / length) if length else None
         self._gradient = {**whole, "cosine": cosine, "writing_share_by_bucket": buckets}
@@ -109,18 +120,19 @@ class Watch:
     def _sides(self) -> tuple[Tensor, Tensor] | None:
         """The gradient from reading and from writing, [V, d] each; None where it is not known."""
         grads = [table.grad for table in self.tables.values()]
-        if any(grad is None for grad in grads) or (self.tied and not self._came_back):
+        known = [whole(grad) for grad in grads if grad is not None]
+        if len(known) < len(grads) or (self.tied and not self._came_back):
             return None
         if not self.tied:
-            return grads[0], grads[1]  # type: ignore[return-value]
-        total = grads[0]
-        assert total is not None
-        weight = self.tables["table"].detach().requires_grad_()
-        reading = torch.zeros_like(total)
+            return known[0], known[1]
+        total = known[0]
+        weight = whole(self.tables["table"].detach()).requires_grad_()
+        reading, bare = torch.zeros_like(total), _NoHooks(self.embedding)
         for args, kwargs, grad in self._came_back:
             with torch.enable_grad():
-                out = functional_call(self.embedding, {"weight": weight}, args, kwargs)
+                out = functional_call(bare, {"module.weight": weight}, args, kwargs)
             reading += torch.autograd.grad(out, weight, grad)[0]
+        reading = self.ranks.mean(reading)  # the total is a mean over the processes already
         return reading, total - reading
 
     @torch.no_grad()
@@ -150,10 +162,9 @@ class Watch:
         sizes = self._by_bucket(torch.ones_like(self.bucket, dtype=torch.float64))
         for name, table in self.tables.items():
             start = self.start[name]
-            moved, first = (
-                self._by_bucket(_lengths(x).square()) for x in (table.detach() - start, start)
-            )
-            lengths = _lengths(table.detach())
+            now = whole(table.detach())
+            moved, first = (self._by_bucket(_lengths(x).square()) for x in (now - start, start))
+            lengths = _lengths(now)
             found["drift"][name] = _plain(float((moved.sum() / first.sum()).sqrt()))
             found["drift_by_bucket"][name] = list(map(_plain, (moved / first).sqrt().tolist()))
             found["norm_frequency"][name] = _correlation(lengths[self.seen], self.log_counts)
@@ -165,6 +176,17 @@ class Watch:
         """The sum over each bucket's rows, float64 [buckets]."""
         zero = torch.zeros(len(self.labels), dtype=torch.float64, device=rows.device)
         return zero.index_add_(0, self.bucket, rows.double())
+
+
+class _NoHooks(nn.Module):
+    """A module without its hooks, such as those that gather a sharded table."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.forward(*args, **kwargs)
 
 
 def frequency_buckets(counts: Tensor) -> tuple[list[str], Tensor]:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from lmhead.errors import LMHeadError
-from lmhead.loss import checks, compiled, functions
-from lmhead.loss.chunked import Wants
+from lmhead.loss import checks, compiled, functions, reduce
 from lmhead.loss.draws import seed_of
 from lmhead.loss.functions import Job
 from lmhead.loss.options import PLAIN, Options
 from lmhead.loss.policy import Plan, make_plan
+from lmhead.loss.shard import is_sharded
 from lmhead.loss.sparse import Rounding, SparseReport
-from lmhead.reference import Parts, check_integer, wide
+from lmhead.reference import Parts, wide
 from lmhead.transform import HeadTransform
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class LogProbs(NamedTuple):
@@ -50,6 +52,7 @@ def linear_cross_entropy(
     gradient_error: str | float = "bf16",
     generator: torch.Generator | int | None = None,
     report: Callable[[SparseReport], None] | None = None,
+    group: ProcessGroup | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Cross-entropy of the logits `transform(input · weightᵀ, bias)`, which never exist whole.
 
@@ -90,6 +93,9 @@ def linear_cross_entropy(
             torch's own generator. The same seed gives the same draws whatever the chunks, the
             threads and the device.
         report: for "sparse", called with a `SparseReport` in the forward pass.
+        group: the processes that the table's rows are spread over, in the order of their ranks:
+            `weight` and `bias` are then this one's rows, and all else is the same on every rank
+            (docs/distributed.md). A DTensor table says so itself.
 
     Returns:
         A scalar, or [...] for "none" (0 where ignored); float64 for float64, else float32; with
@@ -101,6 +107,26 @@ def linear_cross_entropy(
             option is out of its range, or the backend asked for cannot run here. Under
             torch.compile targets are not looked at.
     """
+    if not isinstance(shift, bool):
+        raise LMHeadError(f"shift must be True or False, got {type(shift).__name__}")
+    if group is not None or is_sharded(weight):
+        from lmhead.distributed import vocab_parallel
+
+        return vocab_parallel.cross_entropy(
+            *(input, weight, target, group),
+            bias=bias,
+            transform=transform,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            sample_weight=sample_weight,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            return_lse=return_lse,
+            shift=shift,
+            memory=memory,
+            backend=backend,
+            gradient=gradient,
+        )
     checks.check_table(input, weight, bias, transform)
     checks.check_reduction(reduction)
     checks.check_targets(input, target, ignore_index)
@@ -114,19 +140,19 @@ def linear_cross_entropy(
     # A copy: the caller's tensor may be written again before the backward pass.
     labels = target.reshape(-1).to(torch.int64, copy=True)
     counts = labels != ignore_index
-    checks.check_rows("targets", labels.where(counts, 0), weight, transform)
+    checks.check_rows("targets", labels.where(counts, 0), len(weight), transform)
 
     hidden, weight = checks.in_autocast(input.reshape(-1, input.shape[-1]), weight)
     plan = make_plan(hidden, weight, backend=backend, memory=memory)
-    keep = _kept(counts, plan)
+    keep = reduce.kept(counts, plan)
     labels = labels if keep is None else labels[keep]
     if plan.backend == "reference":
         labels = labels.where(counts, 0)
         hidden = hidden.where(counts.unsqueeze(-1), 0)  # what does not count may hold anything
-    bias = _narrow(bias, hidden)
+    bias = reduce.narrow(bias, hidden)
     scale = None if sample_weight is None else sample_weight.reshape(-1)
-    coef = _coefficients(counts, keep, plan, scale, reduction, wide(hidden).dtype)
-    wants, rounding = _wants(hidden, weight, bias), None
+    coef = reduce.coefficients(counts, keep, plan, scale, reduction, wide(hidden).dtype)
+    wants, rounding = reduce.wanted(hidden, weight, bias), None
     if gradient == "sparse" and any(wants) and not torch.compiler.is_compiling():
         rounding = Rounding(gradient_error, seed_of(generator), report or (lambda _: None))
         if plan.backend == "reference":
@@ -138,15 +164,15 @@ def linear_cross_entropy(
     if traced and reduction != "none" and not return_lse and hidden.dtype != torch.float16:
         assert coef is not None  # None is for "none"
         return compiled.total(hidden, weight, bias, coef, labels, counts, options, job.wants)
-    with _no_autocast(hidden):
+    with reduce.no_autocast(hidden):
         loss, lse = _compute(hidden, weight, bias, coef, job, reduction, memory)
     shape = target.shape
     if reduction == "none":
-        loss = _spread(loss, keep, counts).reshape(shape)
+        loss = reduce.spread(loss, keep, counts).reshape(shape)
         loss = loss[..., :-1] if shift else loss
     if not return_lse:
         return loss
-    lse = _spread(lse, keep, counts).reshape(shape)
+    lse = reduce.spread(lse, keep, counts).reshape(shape)
     return loss, lse[..., :-1] if shift else lse
 
 
@@ -160,6 +186,7 @@ def linear_logprobs(
     entropy: bool = False,
     memory: str = "normal",
     backend: str = "auto",
+    group: ProcessGroup | None = None,
 ) -> Tensor | LogProbs:
     """Log-probabilities of chosen tokens, with gradients, without the logits.
 
@@ -172,6 +199,7 @@ def linear_logprobs(
         ids: [...], one token for each hidden state, or [..., k]; of an integer dtype.
         bias, transform, memory, backend: as in `linear_cross_entropy`.
         entropy: also return the entropy of the distribution, with gradients.
+        group: as in `linear_cross_entropy`.
 
     Returns:
         log p of the shape of `ids`; with `entropy` a `LogProbs`.
@@ -179,28 +207,32 @@ def linear_logprobs(
     Raises:
         LMHeadError: shapes, dtypes or devices disagree, or an id is no row or a padded row.
     """
-    checks.check_table(input, weight, bias, transform)
-    lead = input.shape[:-1]
-    single = ids.shape == lead
-    if not single and ids.shape[:-1] != lead:
-        raise LMHeadError(
-            f"hidden states of shape {tuple(input.shape)} need ids of shape {tuple(lead)} or "
-            f"{[*lead, 'k']}, got {tuple(ids.shape)}"
+    if group is not None or is_sharded(weight):
+        from lmhead.distributed import vocab_parallel
+
+        return vocab_parallel.logprobs(
+            *(input, weight, ids, group),
+            bias=bias,
+            transform=transform,
+            entropy=entropy,
+            memory=memory,
+            backend=backend,
         )
-    check_integer("ids", ids)
-    checks.check_rows("ids", ids, weight, transform)
+    checks.check_table(input, weight, bias, transform)
+    columns = checks.check_wanted(input, ids)
+    checks.check_rows("ids", ids, len(weight), transform)
     hidden, weight = checks.in_autocast(input.reshape(-1, input.shape[-1]), weight)
     plan = make_plan(hidden, weight, backend=backend, memory=memory)
-    wanted = ids.to(torch.int64, copy=True).reshape(len(hidden), 1 if single else ids.shape[-1])
-    bias = _narrow(bias, hidden)
-    wants = _wants(hidden, weight, bias)
+    wanted = ids.to(torch.int64, copy=True).reshape(len(hidden), columns)
+    bias = reduce.narrow(bias, hidden)
+    wants = reduce.wanted(hidden, weight, bias)
     job = Job(wanted, None, Options(transform), plan, wants, entropy=entropy)
-    with _no_autocast(hidden):
+    with reduce.no_autocast(hidden):
         found = _parts(hidden, weight, bias, job)
     logprobs = found.logprobs.reshape(ids.shape)
     if found.entropy is None:
         return logprobs
-    return LogProbs(logprobs, found.entropy.reshape(lead))
+    return LogProbs(logprobs, found.entropy.reshape(input.shape[:-1]))
 
 
 def explain_backend(
@@ -212,11 +244,15 @@ def explain_backend(
 ) -> Plan:
     """Which backend `linear_cross_entropy` takes for these tensors, in what pieces, and why.
 
+    Of a DTensor table it says so for this rank's rows.
+
     Args: as in `linear_cross_entropy`.
 
     Raises:
         LMHeadError: the tensors do not fit, or the backend asked for cannot run here.
     """
+    if is_sharded(weight):
+        weight = weight.to_local()  # type: ignore[attr-defined]
     checks.check_table(input, weight, None, PLAIN)
     hidden, weight = checks.in_autocast(input.reshape(-1, input.shape[-1]), weight)
     return make_plan(hidden, weight, backend=backend, memory=memory)
@@ -326,68 +362,3 @@ def _parts(hidden: Tensor, weight: Tensor, bias: Tensor | None, job: Job) -> Par
     if job.plan.backend == "reference":
         return job.plain(hidden, weight, bias)
     return functions.parts(hidden, weight, bias, job)
-
-
-def _kept(counts: Tensor, plan: Plan) -> Tensor | None:
-    """Which tokens count, or None for all; the plain computation carries all of them."""
-    if plan.backend == "reference" or bool(counts.all()):
-        return None
-    return counts.nonzero().squeeze(-1)
-
-
-def _coefficients(
-    counts: Tensor,
-    keep: Tensor | None,
-    plan: Plan,
-    scale: Tensor | None,
-    reduction: str,
-    dtype: torch.dtype,
-) -> Tensor | None:
-    """d total / d loss of each token that counts, [M]; None for a factor of 1 on "none"."""
-    if scale is not None:
-        scale = scale.to(dtype)
-    if plan.backend == "reference":
-        zero = torch.zeros((), dtype=dtype, device=counts.device)
-        coef = torch.where(counts, torch.ones_like(zero) if scale is None else scale, zero)
-    elif scale is not None:
-        coef = scale if keep is None else scale[keep]
-    elif reduction == "none":
-        return None
-    else:
-        size = len(counts) if keep is None else len(keep)
-        coef = torch.ones(size, dtype=dtype, device=counts.device)
-    if reduction != "mean":
-        return coef
-    total = coef.sum()
-    none = total == 0
-    return torch.where(none, torch.zeros_like(coef), coef / torch.where(none, 1, total))
-
-
-def _narrow(bias: Tensor | None, hidden: Tensor) -> Tensor | None:
-    """The bias in float32 where it is float64 and the rest is not: so wide is what is computed."""
-    if bias is None or hidden.dtype == torch.float64 or bias.dtype != torch.float64:
-        return bias
-    return bias.float()
-
-
-def _spread(values: Tensor, keep: Tensor | None, counts: Tensor) -> Tensor:
-    """[M] to [N], with 0 for the tokens that do not count."""
-    if keep is None:  # all count, or all were computed
-        return values.where(counts, 0)
-    return values.new_zeros(len(counts)).index_copy(0, keep, values)
-
-
-def _wants(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Wants:
-    on = torch.is_grad_enabled()
-    return Wants(
-        on and hidden.requires_grad,
-        on and weight.requires_grad,
-        on and bias is not None and bias.requires_grad,
-    )
-
-
-def _no_autocast(hidden: Tensor) -> AbstractContextManager[object]:
-    device = hidden.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.autocast(device, enabled=False)
-    return nullcontext()

@@ -7,21 +7,26 @@ from torch import Tensor
 
 from lmhead.errors import LMHeadError
 from lmhead.loss.threshold import check_error
-from lmhead.reference import check_hidden, check_ids, check_integer
+from lmhead.reference import check_hidden, check_ids, check_integer, check_tensor
 from lmhead.transform import HeadTransform
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_table(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, transform: HeadTransform
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    transform: HeadTransform,
+    part: bool = False,
 ) -> None:
-    """Raise where table, bias, hidden states and transform do not fit each other."""
+    """Raise where table, bias, hidden states and transform do not fit each other.
+
+    A `part` of a table may be empty, and says nothing of how many rows there are.
+    """
     for name, given in (("hidden states", hidden), ("the table", weight), ("the bias", bias)):
-        if not isinstance(given, Tensor) and not (given is None and name == "the bias"):
-            raise LMHeadError(f"{name} must be a tensor, got {type(given).__name__}")
-        if given is not None and given.layout != torch.strided:
-            raise LMHeadError(f"{name} must be a dense tensor, got layout {given.layout}")
+        if given is not None or name != "the bias":
+            check_tensor(name, given)
     if not isinstance(transform, HeadTransform):
         raise LMHeadError(f"transform must be a HeadTransform, got {type(transform).__name__}")
     if weight.ndim != 2 or not weight.is_floating_point():
@@ -29,7 +34,7 @@ def check_table(
             f"the table must be floating point of shape [V, d], got {weight.dtype} of shape "
             f"{tuple(weight.shape)}"
         )
-    if not weight.numel():
+    if not weight.numel() and not part:
         raise LMHeadError(f"the table is empty: its shape is {tuple(weight.shape)}")
     check_hidden(hidden, weight)
     for name, given in (("hidden states", hidden), ("the table", weight)):
@@ -46,16 +51,34 @@ def check_table(
             f"a table of shape {tuple(weight.shape)} needs a floating-point bias of shape "
             f"{tuple(weight.shape[:1])}, got {bias.dtype} of shape {tuple(bias.shape)}"
         )
-    if transform.valid_rows is not None and transform.valid_rows > len(weight):
-        raise LMHeadError(f"valid_rows is {transform.valid_rows}, the head has {len(weight)}")
+    if not part:
+        check_valid_rows(transform, len(weight))
     for name, other in (("the table", weight), ("the bias", bias)):
         if other is not None and other.device != hidden.device:
             raise LMHeadError(f"hidden states are on {hidden.device}, {name} on {other.device}")
 
 
+def check_valid_rows(transform: HeadTransform, rows: int) -> None:
+    if transform.valid_rows is not None and transform.valid_rows > rows:
+        raise LMHeadError(f"valid_rows is {transform.valid_rows}, the head has {rows}")
+
+
+def check_wanted(hidden: Tensor, ids: Tensor) -> int:
+    """How many tokens are wanted of each hidden state: ids are [...] (one) or [..., k]."""
+    check_tensor("ids", ids)
+    lead = hidden.shape[:-1]
+    single = ids.shape == lead
+    if not single and ids.shape[:-1] != lead:
+        raise LMHeadError(
+            f"hidden states of shape {tuple(hidden.shape)} need ids of shape {tuple(lead)} or "
+            f"{[*lead, 'k']}, got {tuple(ids.shape)}"
+        )
+    check_integer("ids", ids)
+    return 1 if single else ids.shape[-1]
+
+
 def check_targets(hidden: Tensor, target: Tensor, ignore_index: int) -> None:
-    if not isinstance(target, Tensor):
-        raise LMHeadError(f"targets must be a tensor, got {type(target).__name__}")
+    check_tensor("targets", target)
     number = isinstance(ignore_index, int) and not isinstance(ignore_index, bool)
     if not number or not -(1 << 63) <= ignore_index < 1 << 63:
         raise LMHeadError(f"ignore_index must be an integer of 64 bits, got {ignore_index!r}")
@@ -69,13 +92,13 @@ def check_targets(hidden: Tensor, target: Tensor, ignore_index: int) -> None:
     check_integer("targets", target)
 
 
-def check_rows(name: str, ids: Tensor, weight: Tensor, transform: HeadTransform) -> None:
+def check_rows(name: str, ids: Tensor, rows: int, transform: HeadTransform) -> None:
     """Raise for an id that is no row, or a padded row; under torch.compile nothing is read."""
-    rows = len(weight) if transform.valid_rows is None else transform.valid_rows
-    check_ids(name, ids, rows, len(weight))
+    check_ids(name, ids, rows if transform.valid_rows is None else transform.valid_rows, rows)
 
 
 def check_sample_weight(sample_weight: Tensor, target: Tensor) -> None:
+    check_tensor("sample weights", sample_weight)
     if sample_weight.device != target.device:
         raise LMHeadError(
             f"targets are on {target.device}, sample weights on {sample_weight.device}"
@@ -88,7 +111,7 @@ def check_sample_weight(sample_weight: Tensor, target: Tensor) -> None:
 
 
 def check_reduction(reduction: str) -> None:
-    if reduction not in ("mean", "sum", "none"):
+    if not isinstance(reduction, str) or reduction not in ("mean", "sum", "none"):
         raise LMHeadError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
 
 
@@ -117,7 +140,7 @@ def check_gradient(
     gradient: str, error: str | float, generator: object, reduction: str, memory: str
 ) -> None:
     """Raise unless the gradient asked for can be computed with the other options."""
-    if gradient not in ("exact", "sparse"):
+    if not isinstance(gradient, str) or gradient not in ("exact", "sparse"):
         raise LMHeadError(f'gradient must be "exact" or "sparse", got {gradient!r}')
     check_error(error)
     seed = isinstance(generator, int) and not isinstance(generator, bool) and generator >= 0

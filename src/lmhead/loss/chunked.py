@@ -19,6 +19,7 @@ from lmhead.loss import epilogue as torch_epilogue
 from lmhead.loss import products
 from lmhead.loss.options import Options, Rows, Sums, Upstream
 from lmhead.loss.policy import Plan
+from lmhead.loss.shard import Shard
 from lmhead.reference import wide
 
 
@@ -41,20 +42,32 @@ class Grads(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Problem:
     """Hidden states [N, d], table [V, d] and bias [V] or None; `keep` are the tokens that count,
-    int64 [M] in ascending order, or None for all."""
+    int64 [M] in ascending order, or None for all. The table may be one `shard` of several, which
+    `sums_by_slabs` and `gradients_by_slabs` know how to serve; ids are those of the whole table."""
 
     hidden: Tensor
     weight: Tensor
     bias: Tensor | None
     options: Options
     keep: Tensor | None = None
+    shard: Shard | None = None
 
     def __len__(self) -> int:
         return len(self.hidden) if self.keep is None else len(self.keep)
 
     @property
+    def start(self) -> int:
+        return 0 if self.shard is None else self.shard.start
+
+    @property
     def valid(self) -> int:
-        return self.options.rows(len(self.weight))
+        """How many rows of this table are tokens."""
+        return max(0, self.options.rows(self.start + len(self.weight)) - self.start)
+
+    @property
+    def columns(self) -> int:
+        """How many rows are tokens, in all shards."""
+        return self.options.rows(len(self.weight) if self.shard is None else self.shard.rows)
 
     def tokens(self, part: slice) -> Tensor:
         """Hidden states of some of the tokens that count."""
@@ -179,9 +192,9 @@ def sums_by_slabs(
             products.scores(problem.tokens(part), table[slab], block)
             accumulate(
                 *(block, problem.options.transform, None if bias is None else bias[slab]),
-                *(ids[part] - start, Sums(*(x[part] for x in sums))),
+                *(ids[part] - problem.start - start, Sums(*(x[part] for x in sums))),
             )
-    return sums
+    return sums if problem.shard is None else problem.shard.combined(sums)
 
 
 def gradients_by_slabs(
@@ -194,6 +207,7 @@ def gradients_by_slabs(
     product = table.new_empty(plan.tokens * min(plan.rows, len(table)))
     grad_bias = buffers.scored_bias()
     total = wide(problem.hidden.new_zeros(len(problem), table.shape[1])) if wants.hidden else None
+    parted = problem.shard is not None
     for start in range(0, len(table), plan.rows):
         slab = slice(start, min(start + plan.rows, len(table)))
         for first in range(0, len(problem), plan.tokens):
@@ -202,15 +216,16 @@ def gradients_by_slabs(
             products.scores(hidden, table[slab], block)
             differentiate(
                 *(block, problem.options.transform, None if bias is None else bias[slab]),
-                *(ids[part] - start, Sums(*(x[part] for x in sums))),
+                *(ids[part] - problem.start - start, Sums(*(x[part] for x in sums))),
                 Upstream(*(None if x is None else x[part] for x in up)),  # type: ignore[arg-type]
                 None if grad_bias is None else grad_bias[slab],
             )
             if total is not None:
-                total[part] += products.hidden_gradient(block, table[slab])
+                total[part] += products.hidden_gradient(block, table[slab], parted)
             if buffers.weight is not None:
                 products.add_table_gradient(block, hidden, buffers.weight[slab], first=first == 0)
     if total is not None:
+        total = total if problem.shard is None else problem.shard.summed(total)
         total = total.to(problem.hidden.dtype)
         if problem.keep is None:
             buffers.hidden = total

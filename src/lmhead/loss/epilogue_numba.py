@@ -120,8 +120,26 @@ def _arrays(*tensors: Tensor) -> list[NDArray[Any]]:
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:
+    """A tensor's memory as an array, bfloat16 as uint16.
+
+    `Tensor.numpy()` marks the storage as one that is never resized again: `fully_shard`, which
+    frees the storages of its parameters so, would then fail.
+    """
     tensor = tensor.detach()
-    array: NDArray[Any] = (
-        tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
-    ).numpy()
-    return array
+    tensor = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
+    return np.asarray(_Memory(tensor)) if tensor.numel() else tensor.numpy()
+
+
+class _Memory:
+    """What numpy asks for, and keeps with the array."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": np.dtype(str(tensor.dtype).removeprefix("torch.")).str,
+            "shape": tuple(tensor.shape),
+            "strides": tuple(step * size for step in tensor.stride()),
+            "data": (tensor.data_ptr(), False),
+        }

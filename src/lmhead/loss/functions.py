@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lmhead import reference
+from lmhead.errors import LMHeadError
 from lmhead.loss.chunked import (
     Grads,
     Problem,
@@ -25,6 +26,7 @@ from lmhead.loss.chunked import (
 )
 from lmhead.loss.options import Options, Rows, Sums, Upstream
 from lmhead.loss.policy import Plan, slabs
+from lmhead.loss.shard import Shard
 from lmhead.loss.sparse import Rounding, by_rounding
 from lmhead.reference import Parts, wide
 
@@ -42,12 +44,19 @@ class Job:
     mean: bool = False
     entropy: bool = False
     rounding: Rounding | None = None
+    shard: Shard | None = None
 
     def problem(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Problem:
-        return Problem(hidden, weight, bias, self.options, self.keep)
+        return Problem(hidden, weight, bias, self.options, self.keep, self.shard)
 
     def plain(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Parts:
-        """`reference.parts` of the tokens that count."""
+        """`reference.parts` of the tokens that count.
+
+        Raises:
+            LMHeadError: the table is a shard.
+        """
+        if self.shard is not None:
+            raise LMHeadError("a table sharded over processes has no second derivatives")
         kept = hidden if self.keep is None else hidden[self.keep]
         return reference.parts(
             *(kept, weight, bias, self.ids, self.options.transform),
@@ -154,7 +163,7 @@ class _Parts(torch.autograd.Function):
         problem = job.problem(hidden, weight, bias)
         plan = slabs(job.plan, len(problem), weight)
         sums = sums_by_slabs(problem, job.ids, plan, linear=job.mean, weighted=job.entropy)
-        mean = sums.mean_logprob(problem.valid) if job.mean else None
+        mean = sums.mean_logprob(problem.columns) if job.mean else None
         entropy = sums.entropy() if job.entropy else None
         ctx.job, ctx.plan = job, plan
         ctx.save_for_backward(hidden, weight, bias, sums.top, sums.total, entropy)
@@ -169,7 +178,7 @@ class _Parts(torch.autograd.Function):
                 job.plain(hidden, weight, bias), up, (hidden, weight, bias)
             ), None
         problem = job.problem(hidden, weight, bias)
-        upstream = _upstream(up, top, job.ids, entropy, problem.valid)
+        upstream = _upstream(up, top, job.ids, entropy, problem.columns)
         sums = Sums(top, total, top, top, top.unsqueeze(-1).expand(job.ids.shape))
         return *gradients_by_slabs(problem, job.ids, sums, upstream, ctx.plan, job.wants), None
 

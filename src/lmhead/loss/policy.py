@@ -46,10 +46,10 @@ def make_plan(
     Raises:
         LMHeadError: a name is unknown, or the backend asked for cannot run here.
     """
-    if backend not in BACKENDS:
+    if not isinstance(backend, str) or backend not in BACKENDS:
         names = ", ".join(f'"{name}"' for name in BACKENDS)
         raise LMHeadError(f"backend must be one of {names}, got {backend!r}")
-    if memory not in ("normal", "low"):
+    if not isinstance(memory, str) or memory not in ("normal", "low"):
         raise LMHeadError(f'memory must be "normal" or "low", got {memory!r}')
     forced = _plain_only(hidden, weight)
     if forced and backend not in ("auto", "reference"):
@@ -70,7 +70,7 @@ def slabs(plan: Plan, tokens: int, weight: Tensor) -> Plan:
     backend = "torch" if plan.backend == "triton" else plan.backend
     count = max(1, -(-tokens // 2048))
     share = -(-tokens // count)
-    rows = min(len(weight), max(256, plan.tokens * plan.rows // max(1, share)))
+    rows = min(max(1, len(weight)), max(256, plan.tokens * plan.rows // max(1, share)))
     size = share * rows * weight.element_size()
     return Plan(backend, max(1, share), rows, size, plan.reason)
 

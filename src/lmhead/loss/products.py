@@ -35,8 +35,13 @@ def scores_across(hidden: Tensor, table: Tensor, out: Tensor) -> None:
         torch.mm(table, hidden.T, out=out)
 
 
-def hidden_gradient(grad: Tensor, table: Tensor) -> Tensor:
-    """grad[n, V] · table, [n, d]."""
+def hidden_gradient(grad: Tensor, table: Tensor, wide: bool = False) -> Tensor:
+    """grad[n, V] · table, [n, d]; `wide` for float32 out of low precision, where it is one of
+    several parts of a sum that is rounded once."""
+    if wide and grad.dtype in (torch.bfloat16, torch.float16):
+        if grad.device.type == "cuda":
+            return torch.mm(grad, table, out_dtype=torch.float32)
+        grad, table = grad.float(), table.float()
     if _by_onednn(grad) and table.is_contiguous():
         return _linear(grad, table.T)
     return grad @ table

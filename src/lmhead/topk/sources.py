@@ -64,20 +64,30 @@ def of_checkpoint(
         transform = replace(transform, valid_rows=None)
     bias = roles.bias
     here = _downloaded(checkpoint, *((entry,) if bias is None else (entry, bias)))
-    entry = here.entry(entry.name)
-    packed = quantization(here, entry.name)
-    if packed is None and entry.dtype in _RAW and entry.strides is None and entry.local:
-        raw = RawTable.at(str(entry.file), entry.offset, entry.dtype, entry.shape)
-        weight: Tensor = raw.map()
-        source: RawTable | None = raw
-        if entry.offset % weight.element_size():  # the kernels read whole numbers
-            weight, source = weight.clone(), None
-    else:
-        weight, source = _decoded(here, entry, packed.shape if packed else entry.shape), None
+    weight, source = read_table(here, here.entry(entry.name))
     own = None
     if bias is not None:
         own = torch.from_numpy(read_rows(here, bias.name, 0, bias.rows)).reshape(-1)
     return Written(weight, own, transform, source)
+
+
+def read_table(checkpoint: Checkpoint, entry: Entry) -> tuple[Tensor, RawTable | None]:
+    """A table [V, d], and the file that holds it as it is, or None.
+
+    float32, bfloat16 and float16 that are stored row by row are mapped from the file; what is
+    quantised is dequantised to float32 in memory.
+
+    Raises:
+        SourceError: its values are not here, or of a kind that is not read.
+    """
+    packed = quantization(checkpoint, entry.name)
+    if packed is None and entry.dtype in _RAW and entry.strides is None and entry.local:
+        raw = RawTable.at(str(entry.file), entry.offset, entry.dtype, entry.shape)
+        weight = raw.map()
+        if entry.offset % weight.element_size():  # the kernels read whole numbers
+            return weight.clone(), None
+        return weight, raw
+    return _decoded(checkpoint, entry, packed.shape if packed else entry.shape), None
 
 
 def _writing_end(checkpoint: Checkpoint, roles: Roles) -> Entry:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from filelock import FileLock
-from safetensors.torch import save_file
 from torch import Tensor
 
 from lmhead.errors import LMHeadError
@@ -23,14 +20,17 @@ from lmhead.lab.heldout import write_losses
 from lmhead.lab.memory import LiveBytes
 from lmhead.lab.recipes.example import time_beside
 from lmhead.lab.recipes.lstm import LSTMModel
+from lmhead.lab.recipes.recipe import Recipe, RecipeArm
+from lmhead.lab.recipes.saved import save_arm
 from lmhead.lab.recipes.step import Rules, evaluate, predicted, side_by_side, train_step
-from lmhead.lab.recipes.table import Recipe, RecipeArm
-from lmhead.lab.recipes.texts import UNKNOWN, Words
-from lmhead.runs import Row, RunFolder, fresh_folder, recover_folder, write_atomic
+from lmhead.lab.recipes.texts import Words
+from lmhead.lab.watch import Watch
+from lmhead.runs import Row, RunFolder, fresh_folder, recover_folder
 
 CHECKPOINT_SECONDS = 120.0
 LOGS = 8  # rows of training loss an epoch
 BESIDE_SECONDS = 8.0  # for timing our step beside the example's
+INITIAL = 4000  # validation tokens that the loss before training is measured on
 
 Show = Callable[[str], None]
 
@@ -90,6 +90,7 @@ class Job:
         device: "cpu" or "cuda".
         show: called with a line after each epoch.
         alive: asked before each step whether to go on.
+        watch: whether to look at the two ends on the way (`lmhead.lab.watch`).
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Job:
         device: str,
         show: Show,
         alive: Callable[[], bool] = lambda: True,
+        watch: bool = True,
     ) -> None:
         self.run, self.recipe, self.arm, self.seed = run, recipe, arm, seed
         self.epochs, self.words, self.device = epochs, words, torch.device(device)
@@ -114,6 +116,8 @@ class Job:
         self.text = self.text[: last + 1]
         self.per_epoch = math.ceil(last / recipe.seq_len)
         self.model = LSTMModel(recipe, arm, len(words.vocabulary), seed).to(self.device)
+        self.log_every = math.ceil(self.per_epoch / LOGS)
+        self.watch = Watch(self.model, self.parts["train"], self.log_every) if watch else None
         self.state = self.model.start(recipe.batch_size)
         self.progress = Progress()
         self.best: dict[str, Tensor] | None = None
@@ -142,6 +146,7 @@ class Job:
                 self.run.trim(self.arm.name, self.seed, self.place["step"])
             else:
                 self.run.trim(self.arm.name, self.seed, -1)
+                self._look_at_start()
                 self._time_beside()
                 self._save()
             while self.progress.epoch < self.epochs:
@@ -163,7 +168,6 @@ class Job:
     def _epoch(self) -> None:
         p, size, name = self.progress, self.recipe.seq_len, self.arm.name
         rate = self.recipe.schedule.rate(self.recipe.lr, p.epoch, p.valid)
-        log_every = math.ceil(self.per_epoch / LOGS)
         due = time.monotonic() + CHECKPOINT_SECONDS
         clock, cpu = time.perf_counter(), time.process_time()
         while p.window < self.per_epoch:
@@ -173,6 +177,7 @@ class Job:
             end = min(start + size, len(self.text) - 1)
             inputs, targets = self.text[start:end], self.text[start + 1 : end + 1]
             rules = self.rules(end - start, rate)
+            look = self.watch if self.watch and self.watch.due(self.place["step"] + 1) else None
             if p.peak_bytes == 0 and p.tokens:
                 with LiveBytes(self.model.parameters()) as held:
                     nll, self.state, norm = train_step(
@@ -180,12 +185,16 @@ class Job:
                     )
                 p.peak_bytes = held.peak
             else:
-                nll, self.state, norm = train_step(self.model, inputs, targets, self.state, rules)
+                nll, self.state, norm = train_step(
+                    self.model, inputs, targets, self.state, rules, look
+                )
             p.window += 1
             p.tokens += inputs.numel()
             p.logged_nll += float(nll)
             p.logged_tokens += inputs.numel()
-            if p.window % log_every and p.window < self.per_epoch:
+            if look:
+                self._tell(look)
+            if p.window % self.log_every and p.window < self.per_epoch:
                 continue
             p.seconds += time.perf_counter() - clock
             p.cpu_seconds += time.process_time() - cpu
@@ -232,7 +241,7 @@ class Job:
         losses = self._losses("test").double().cpu().numpy()
         write_losses(self.run, self.arm.name, self.seed, losses)
         with fresh_folder(self.folder / "model") as folder:
-            self._save_model(folder)
+            save_arm(folder, self.recipe, self.arm, self.words.vocabulary, self.model.tensors())
         self.run.append(
             {
                 "event": "done",
@@ -250,6 +259,17 @@ class Job:
             }
         )
         self.run.sync()
+
+    def _look_at_start(self) -> None:
+        """The two ends and the validation loss before training."""
+        if self.watch:
+            first = self.parts["valid"][:INITIAL]
+            losses = evaluate(self.model, first, self.recipe.valid_streams, None)
+            self._tell(self.watch, initial_loss=float(losses.double().mean()))
+
+    def _tell(self, watch: Watch, **more: float) -> None:
+        tokens = self.progress.tokens
+        self.run.append({"event": "ends", **self.place, "tokens": tokens, **watch.row(), **more})
 
     def _time_beside(self) -> None:
         """Our step beside the public example's on this model; on a CPU, whose clock is a process's
@@ -297,39 +317,6 @@ class Job:
     def _put(self, tensors: Mapping[str, Tensor]) -> None:
         for name, value in self.model.tensors().items():
             value.copy_(tensors[name])
-
-    def _save_model(self, folder: Path) -> None:
-        """A checkpoint that `lmhead inspect` and `lmhead geometry` read, with its vocabulary."""
-        config = {
-            "model_type": "lmhead_lstm",
-            "recipe": self.recipe.name,
-            "arm": self.arm.name,
-            "vocab_size": len(self.words.vocabulary),
-            "hidden_size": self.recipe.width,
-            "num_hidden_layers": self.recipe.layers,
-            "tie_word_embeddings": self.arm.tied,
-        }
-        write_atomic(folder / "config.json", json.dumps(config, indent=2) + "\n")
-        write_atomic(folder / "tokenizer.json", json.dumps(_tokenizer(self.words)) + "\n")
-        tensors = {name: t.cpu().contiguous() for name, t in self.model.tensors().items()}
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def _tokenizer(words: Words) -> dict[str, Any]:
-    """A tokenizer.json: words apart at spaces, a row of the tables each."""
-    model = {
-        "type": "WordLevel",
-        "vocab": {word: index for index, word in enumerate(words.vocabulary)},
-        "unk_token": UNKNOWN,
-    }
-    nothing = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
-    return {
-        "version": "1.0",
-        "added_tokens": [],
-        **nothing,
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "model": model,
-    }
 
 
 def _exp(nll: float) -> float:

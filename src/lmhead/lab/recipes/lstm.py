@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmhead.lab.recipes.table import Recipe, RecipeArm
+from lmhead.lab.recipes.recipe import Recipe, RecipeArm
 
 State = tuple[tuple[Tensor, Tensor], ...]  # each layer's (h, c), [1, streams, width]
 TABLE_RANGE = 0.1  # of the tables where the layers start as PyTorch's own
@@ -65,6 +65,12 @@ class LSTMModel(nn.Module):
             for value in self.projection.parameters():
                 value.uniform_(-reach, reach, generator=generator)
 
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.head
+
     def start(self, streams: int) -> State:
         zero = self.embedding.weight.new_zeros(1, streams, self.embedding.embedding_dim)
         return tuple((zero, zero) for _ in self.layers)
@@ -79,29 +85,21 @@ class LSTMModel(nn.Module):
         Returns:
             Hidden states [tokens · streams, width], and the layers' state, without its history.
         """
-        masks = self.training and self.recurrent is not None
         x = F.dropout(read, self.embedding_dropout, self.training)
         after: list[tuple[Tensor, Tensor]] = []
-        for number, (layer, before) in enumerate(zip(self.layers, state, strict=True)):
-            if number:
-                x = self._drop(x, masks)
-            if masks:
-                assert self.recurrent is not None
-                mask = _mask(x[0], self.recurrent)
+        for layer, before in zip(self.layers, state, strict=True):
+            if self.training and self.recurrent is not None:
+                mask = F.dropout(torch.ones_like(x[0]), self.recurrent)  # [streams, width]
                 x, (h, c) = _steps(layer, x, before, mask)
+                x = x * mask
             else:
                 x, (h, c) = layer(x, before)
+                x = F.dropout(x, self.dropout, self.training)
             after.append((h.detach(), c.detach()))
-        hidden = self._drop(x, masks).flatten(0, 1)
+        hidden = x.flatten(0, 1)
         if self.projection is not None:
             hidden = self.projection(hidden)
         return hidden, tuple(after)
-
-    def _drop(self, x: Tensor, masks: bool) -> Tensor:
-        """Dropout: one mask a stream for the whole window, or one a token."""
-        if masks:
-            return x * _mask(x[0], self.dropout)
-        return F.dropout(x, self.dropout, self.training)
 
     def body(self) -> list[nn.Parameter]:
         """What is trained and is neither table nor the head's bias."""
@@ -123,11 +121,6 @@ class LSTMModel(nn.Module):
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint stores: trained values, a tied table once."""
         return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
-
-
-def _mask(like: Tensor, dropout: float) -> Tensor:
-    """One inverted dropout mask a stream, [streams, width]."""
-    return F.dropout(torch.ones_like(like), dropout)
 
 
 def _steps(

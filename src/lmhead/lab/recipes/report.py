@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from lmhead.lab import charts
-from lmhead.lab.curves import Read, over_time
+from lmhead.lab.curves import Read, over_time, read_ends
+from lmhead.lab.geometry_file import read_geometry
 from lmhead.lab.page import settings, write_page
 from lmhead.lab.recipes.result import RecipeResult, summarise
-from lmhead.lab.report import size_charts
+from lmhead.lab.report import ends_charts, geometry_charts, size_charts
 from lmhead.runs import RunFolder
 
 
@@ -36,5 +37,7 @@ def write_recipe_report(run: str | Path | RunFolder) -> RecipeResult:
         speeds=any(arm.tokens_per_s for arm in result.arms.values()),
         settings=list(settings(config)),
         **size_charts({n: (arm.params, arm.peak_bytes) for n, arm in result.arms.items()}),
+        **ends_charts(read_ends(rows, result.arms)),
+        **geometry_charts(read_geometry(folder)),
     )
     return result

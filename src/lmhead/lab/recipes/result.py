@@ -13,7 +13,8 @@ import numpy as np
 
 from lmhead.errors import SourceError, first_line
 from lmhead.lab.heldout import TokenLosses, cut
-from lmhead.lab.recipes.table import RECIPES, Figure, Recipe
+from lmhead.lab.recipes.recipe import Figure, Recipe
+from lmhead.lab.recipes.table import RECIPES
 from lmhead.lab.stats import Pair, paired
 from lmhead.runs import Row, RunFolder
 
@@ -106,11 +107,11 @@ def summarise(run: str | Path | RunFolder) -> RecipeResult:
         SourceError: no run folder of a known recipe, or its files are broken.
     """
     folder = run if isinstance(run, RunFolder) else RunFolder(run)
-    config = folder.config()
+    config = folder.config(whole=True)
     recipe = RECIPES.get(config.get("recipe", ""))
     if recipe is None:
         raise SourceError(f"{folder.config_file}: no known recipe in it")
-    done = folder.done()
+    done = [row for row in folder.rows(whole=True) if row["event"] == "done"]
     text, epochs = config["text"], config["training"]["epochs"]
     comparable = epochs == recipe.epochs
     arms = {

@@ -21,11 +21,14 @@ import torch
 from lmhead.errors import LMHeadError, SourceError
 from lmhead.lab.recipes.job import Job, RecipeRun, Show, parent_alive
 from lmhead.lab.recipes.lstm import LSTMModel
+from lmhead.lab.recipes.recipe import Recipe
 from lmhead.lab.recipes.report import write_recipe_report
 from lmhead.lab.recipes.result import RecipeResult
 from lmhead.lab.recipes.step import predicted
-from lmhead.lab.recipes.table import RECIPES, Recipe
+from lmhead.lab.recipes.table import RECIPES
 from lmhead.lab.recipes.texts import Words, read_words
+from lmhead.quiet import quiet
+from lmhead.run_schema import RECIPE_RESUMED, check
 
 PACKAGES = ("lmhead", "torch", "numpy", "numba")
 
@@ -43,6 +46,7 @@ def start(
     epochs: int | None = None,
     device: str = "auto",
     workers: int | None = None,
+    watch: bool = True,
     out: str | Path | None = None,
     show: Show = _ignore,
 ) -> RecipeResult:
@@ -56,6 +60,7 @@ def start(
         epochs: other than the recipe's own; the figures are not comparable then.
         device: "cpu", or "auto": CUDA where there is one.
         workers: processes at a time, 0: all in this one; None: as many as there are cores.
+        watch: look at both ends while training and after (`lmhead.lab.watch`, `.after`).
         out: the run folder to make; None: `runs/NAME-DATE-TIME`.
         show: called with lines of text on the way.
 
@@ -98,7 +103,12 @@ def start(
             "device": torch.cuda.get_device_name() if device == "cuda" else device,
         },
         "text": {"folder": str(Path(data).absolute()), **words.facts},
-        "training": {"epochs": epochs or recipe.epochs, "device": device, "threads": 1},
+        "training": {
+            "epochs": epochs or recipe.epochs,
+            "device": device,
+            "threads": 1,
+            "watch": watch,
+        },
         "base": base(recipe),
         "arms": {arm: {**recipe.arms[arm].to_dict(), "params": counts[arm]} for arm in chosen},
     }
@@ -119,14 +129,18 @@ def resume(path: str | Path, show: Show = _ignore, workers: int | None = None) -
         SourceError: it is no run folder, or cannot be read.
     """
     run = RecipeRun(path)
-    settings = run.config()
+    settings = run.config(whole=True)
+    check(settings, RECIPE_RESUMED, str(run.config_file))
     recipe = recipe_of(settings)
+    odd = [arm for arm in settings["arms"] if arm not in recipe.arms]
+    if odd:
+        raise SourceError(f"{run.config_file}: {recipe.name} has no arm {odd[0]!r}")
     with run.locked():
         if settings["base"] != base(recipe):
             raise LMHeadError(
                 f"{run}: {recipe.name} is another set-up now than when the run began",
                 "carry it on with the version of lmhead that began it "
-                f"({settings['versions']['lmhead']}), or start a new run",
+                f"({settings['versions'].get('lmhead')}), or start a new run",
             )
         facts = dict(settings["text"])
         words = read_words(facts.pop("folder"))
@@ -139,8 +153,8 @@ def resume(path: str | Path, show: Show = _ignore, workers: int | None = None) -
         if device == "cuda" and not torch.cuda.is_available():
             raise LMHeadError(f"{run}: the run is on cuda, this machine has none")
         for name, then in settings["versions"].items():
-            if _versions()[name] != then:
-                show(f"{name} was {then} when the run began, is {_versions()[name]} now")
+            if _versions().get(name) != then:
+                show(f"{name} was {then} when the run began, is {_versions().get(name)} now")
         run.state.mkdir(exist_ok=True)
         return _work(run, settings, words, workers, show)
 
@@ -177,7 +191,7 @@ def job_of(
     recipe, training = recipe_of(settings), settings["training"]
     return Job(
         run, recipe, recipe.arms[arm], seed, training["epochs"], words, training["device"], show,
-        parent_alive(),
+        parent_alive(), _watched(settings),
     )  # fmt: skip
 
 
@@ -195,10 +209,44 @@ def _work(
             job_of(run, settings, words, arm, seed, show).work()
     else:
         _Pool(run, todo, workers, show).work()
+    if _watched(settings):
+        _keep_tables(run)
     for arm in settings["arms"]:
         run.promote(arm)
+    if _watched(settings):
+        _write_geometry(run, words, show)
     run.clear_state()
     return write_recipe_report(run)
+
+
+def _watched(settings: dict[str, Any]) -> bool:
+    """Whether a run looks at its ends; those of early versions did not."""
+    return bool(settings["training"].get("watch"))
+
+
+def _keep_tables(run: RecipeRun) -> None:
+    """Keep every seed's tables, before all but the best seed's model go."""
+    with quiet():
+        from lmhead.lab.after import keep_tables
+        from lmhead.recurrent import register
+
+        register()
+        for row in run.done():
+            keep_tables(run, row["arm"], row["seed"])
+
+
+def _write_geometry(run: RecipeRun, words: Words, show: Show) -> None:
+    train, valid = (torch.from_numpy(words.parts[part]) for part in ("train", "valid"))
+    try:
+        with quiet():
+            from transformers import AutoTokenizer
+
+            from lmhead.lab.after import finish
+
+            tokenizer = AutoTokenizer.from_pretrained(run.model(next(iter(run.config()["arms"]))))
+            finish(run, train, valid, tokenizer)
+    except LMHeadError as error:  # a table that has no geometry does not cost the figures
+        show(f"no geometry.json: {error.message}")
 
 
 class _Pool:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lmhead.lab.augmented import augmented_loss
 from lmhead.lab.recipes.lstm import LSTMModel, State
+from lmhead.lab.watch import Watch
 from lmhead.loss.chunked import Grads, Problem, Wants, by_chunks
 from lmhead.loss.options import Options
 from lmhead.loss.policy import make_plan
@@ -42,7 +43,12 @@ class Rules:
 
 
 def train_step(
-    model: LSTMModel, inputs: Tensor, targets: Tensor, state: State, rules: Rules
+    model: LSTMModel,
+    inputs: Tensor,
+    targets: Tensor,
+    state: State,
+    rules: Rules,
+    watch: Watch | None = None,
 ) -> tuple[Tensor, State, float]:
     """One step; the model is updated in place.
 
@@ -51,6 +57,7 @@ def train_step(
         inputs, targets: token ids [tokens, streams].
         state: of the layers.
         rules: see there.
+        watch: is shown the gradients of the two ends.
 
     Returns:
         The losses' sum over the tokens (plain cross-entropy, nats), the layers' next state, and
@@ -69,6 +76,9 @@ def train_step(
     of_read, *of_body = torch.autograd.grad(hidden, [read, *body], grads.hidden)
     of_read = of_read.flatten(0, 1)
     with torch.no_grad():
+        if watch is not None:
+            reading = torch.zeros_like(table).index_add_(0, ids, of_read)
+            watch.measure(reading, grads.weight)
         if model.projection is not None and rules.penalty:
             place = next(i for i, p in enumerate(body) if p is model.projection.weight)
             of_body[place] = of_body[place].add(body[place], alpha=2 * rules.penalty)

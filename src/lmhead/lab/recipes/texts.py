@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmhead.errors import LMHeadError, SourceError
-from lmhead.lab.recipes.table import PTB, WIKITEXT2
+from lmhead.lab.recipes.recipe import PTB, WIKITEXT2
 
 PARTS = ("train", "valid", "test")
 NAMES = {PTB: "ptb.{}.txt", WIKITEXT2: "wiki.{}.tokens"}

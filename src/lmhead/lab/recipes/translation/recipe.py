@@ -39,6 +39,7 @@ from lmhead.lab.recipes.translation.settings import read_overrides, steps_for
 from lmhead.lab.recipes.translation.train import PairData, TranslationTraining, train_pairs
 from lmhead.lab.stats import DEFAULT_MARGIN, Margin
 from lmhead.lab.tokens import open_tokenizer
+from lmhead.run_schema import RESUMED, TEXT, check
 from lmhead.runs import RunFolder, fresh_folder, write_atomic
 
 NAME = "transformer-mt"
@@ -184,9 +185,10 @@ def resume_translation(out: str | Path, show: Show = _ignore) -> TranslationComp
     """
     _prepare()
     run = RunFolder(out)
-    settings = run.config()
+    settings = run.config(whole=True)
     if settings.get("recipe") != NAME:
         raise LMHeadError(f"{run}: not a run of {NAME}", run.resume_command)
+    check(settings, {**RESUMED, "text.files": TEXT.list(least=1)}, str(run.config_file))
     with run.locked():
         then = settings["text"]
         sides = load_sides(find_pairs(then["files"][0]), then["direction"])

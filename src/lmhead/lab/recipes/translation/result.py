@@ -135,7 +135,8 @@ def summarise_translation(run: str | Path | RunFolder) -> TranslationComparison:
         SourceError: no run folder, or its files are broken.
     """
     folder = run if isinstance(run, RunFolder) else RunFolder(run)
-    config, done = folder.config(), folder.done()
+    config = folder.config(whole=True)
+    done = [row for row in folder.rows(whole=True) if row["event"] == "done"]
     test = read_test(folder)
     scorers = {m: Scorer(m, config["text"]["target"], [row[1] for row in test]) for m in MEASURES}
     reader = _Reader(folder, scorers, len(test))

@@ -16,6 +16,7 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 from transformers import MarianMTModel, PreTrainedTokenizerFast
 
+from lmhead.lab.checkpoints import Progress
 from lmhead.lab.heldout import write_losses
 from lmhead.lab.memory import PeakMemory
 from lmhead.lab.recipes.translation.batches import (
@@ -27,7 +28,7 @@ from lmhead.lab.recipes.translation.batches import (
     make_batch,
     padded,
 )
-from lmhead.lab.train import CHECKPOINT_SHARE, WARM_STEPS, DivergedError, Progress
+from lmhead.lab.train import CHECKPOINT_SHARE, WARM_STEPS, DivergedError
 from lmhead.loss import linear_cross_entropy
 from lmhead.runs import RunFolder, fresh_folder, recover_folder, write_atomic
 
