@@ -140,6 +140,7 @@ def watched(server: Server, **context: object) -> Iterator[Watched]:
             page.on("pageerror", lambda error: seen.errors.append(str(error)))
             page.on("request", lambda request: _note(seen, request.url))
             page.on("websocket", lambda socket: _note(seen, socket.url))
+            page.set_default_timeout(60_000)
             page.goto(server.url)
             yield seen
         finally:

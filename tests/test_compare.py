@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -355,12 +354,6 @@ def test_arm_names_are_no_paths(finished, tmp_path):
     copy.config_file.write_text(settings.replace('name = "tied-wide"', 'name = "../../evil"'))
     with pytest.raises(LMHeadError, match="is no name of an arm"):
         lab.resume(copy.path)
-
-
-def test_several_processes_are_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(lab, "PartialState", lambda: SimpleNamespace(num_processes=2))
-    with pytest.raises(LMHeadError, match="started in 2 processes; a comparison runs in one"):
-        lab.compare(out=tmp_path / "r")
 
 
 def test_interrupt_before_the_run_exists_names_no_run(monkeypatch, capsys, tmp_path):

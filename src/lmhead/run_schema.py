@@ -201,7 +201,7 @@ ROWS: Mapping[str, Spec] = {
     },
 }
 RECIPE_DONE: Spec = {
-    "epoch": COUNT,
+    "epoch?": COUNT,
     "train_nll": NUMBER,
     "test_nll": NUMBER,
     "test_tokens": POSITIVE,

@@ -163,7 +163,7 @@ def test_a_table_is_loaded_from_whichever_name_is_stored(three, made):
             "but the model ties them"
         )
         assert ours == f"{root / 'both'}: lacks embed.weight and 5 more tensors"
-        assert gpt2.startswith(f"{root / 'both'}: lacks transformer.wte.weight and ")
+        assert gpt2.startswith(f"{root / 'both'}: lacks transformer.wpe.weight and ")
         assert meta == "embed.weight is on the meta device"
         assert rows == f"{root / 'both'}: {TABLE} is of shape (11, 8), the model's of (12, 8)"
         assert nothing.startswith(f"{root / 'nothing'}: no torch.distributed checkpoint")
@@ -311,8 +311,8 @@ def test_two_models_in_one_checkpoint(made):
 
 
 def cut(folder):
-    path = max(folder.glob("*.distcp"), key=lambda p: p.stat().st_size)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    for path in folder.glob("*.distcp"):
+        path.write_bytes(path.read_bytes()[:1000])
 
 
 def without(folder, pattern):

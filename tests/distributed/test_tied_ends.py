@@ -33,8 +33,9 @@ from tied_models import (
 )
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -51,7 +52,13 @@ from lmhead.tying import assert_tied, tie
 
 @pytest.fixture(scope="module")
 def three():
-    with World(3, timeout=300) as world:
+    with World(3) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def four():
+    with World(4) as world:
         yield world
 
 
@@ -67,10 +74,11 @@ def stepped(model, ids):
 
 def data_parallel(kind, how, ranks):
     ids = batch(ranks)
-    part = mesh(ranks)  # all ranks make it
-    if dist.get_rank() >= ranks:
+    group(ranks)  # all ranks make it
+    rank = dist.get_rank()
+    if rank >= ranks:
         return None
-    mine = ids[2 * part.get_rank() :][:2]
+    mine = ids[2 * rank :][:2]
     model = wrap(build(kind), how, ranks)
     loss_of(model, mine).backward()
     gradients = values(model, lambda p: p.grad)
@@ -453,7 +461,6 @@ def copies(members, **how):
 def in_pair(function, *args):
     """Run a function on two ranks alone: what it gives, or the message."""
     members = group(2)
-    mesh(2)
     if dist.get_rank() > 1:
         return None
     try:
@@ -655,25 +662,40 @@ def test_a_stage_with_both_ends_needs_no_sum(three):
     assert three.run(in_pair, both_on_one_stage)[:2] == [(pytest.approx(1), 0)] * 2
 
 
-def sharded_copies():
-    """Two stages, each sharded by itself: here both live on the same ranks, one after the other."""
-    part = mesh(3)
-    whole_table = torch.arange(float(V * D)).view(V, D)
-    sharded = distribute_tensor(whole_table, part, [Shard(0)])
-    parameter = nn.Parameter(sharded)
-    parameter.grad = DTensor.from_local(
-        torch.ones_like(sharded.to_local()), part, [Shard(0)], shape=(V, D), stride=(D, 1)
-    )
-    embed = nn.Module()
-    embed.weight = parameter
-    tied = sync_tied_ends(embed, embed, None)
-    norm = tied.clip_grad_norm_([parameter], 1.0)
-    return float(norm)
+def sharded_stages(steps):
+    """Two stages, each sharded over two ranks: gradients, a norm and the values at the end."""
+    part = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    place, share = part.get_local_rank("pp"), part.get_local_rank("dp")
+    members = part["pp"].get_group()
+    model = build("ours")
+    stage = First(model) if place == 0 else Last(model)
+    fully_shard(stage, mesh=part["dp"])
+    ends = (stage.embed, None) if place == 0 else (None, stage.head)
+    tied = sync_tied_ends(*ends, members, check=True)
+    pipe = PipelineStage(stage, place, 2, torch.device("cpu"), group=members)
+    run = ScheduleGPipe(pipe, n_microbatches=3, loss_fn=pipe_loss)
+    ids, optimizer, gradients = batch(3)[3 * share :][:3], adam(stage), {}
+    for _ in range(steps):
+        optimizer.zero_grad()
+        run.step(*((ids[:, :-1],) if place == 0 else ()), target=ids[:, 1:] if place else None)
+        norm = tied.clip_grad_norm_(stage.parameters(), 0.05)
+        gradients = gradients or values(stage, lambda p: p.grad)
+        optimizer.step()
+    return gradients, float(norm), values(stage)
 
 
-def test_the_norm_of_sharded_gradients_is_that_of_the_whole(three):
-    for norm in three.run(sharded_copies):
-        assert norm == pytest.approx(math.sqrt(V * D), rel=1e-6)
+def test_stages_that_are_sharded_exchange_their_shards(four):
+    """Megatron 6500: shards of one layout are summed as they lie, shards of two are refused."""
+    ranks = four.run(sharded_stages, 3)
+    gradients, _, _ = one_process(2, 0.05, F64, 1)
+    _, norms, end = one_process(2, 0.05, F64, 3)
+    wanted = zip(by_stage(gradients, 2), by_stage(end, 2), strict=True)
+    for (grads, want), stage in zip(wanted, (ranks[:2], ranks[2:]), strict=True):
+        for found in stage:
+            assert relative(found[0], grads) <= 1e-12
+            assert found[1] == pytest.approx(norms[-1], rel=1e-12)
+            assert largest(found[2], want) <= 1e-12
+    assert torch.equal(ranks[0][2]["embed.weight"], ranks[3][2]["head.weight"])
 
 
 def test_a_checksum_sees_changes_and_exchanges():

@@ -21,7 +21,16 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.utils._python_dispatch import TorchDispatchMode
 from world import World
 
-from lmhead import Embed, Head, HeadIndex, HeadTransform, linear_cross_entropy, linear_logprobs
+from lmhead import (
+    Embed,
+    Head,
+    HeadIndex,
+    HeadTransform,
+    LinearCrossEntropyLoss,
+    explain_backend,
+    linear_cross_entropy,
+    linear_logprobs,
+)
 from lmhead.distributed import RowPartition, embedding, explain, logits, shard_ends, topk
 from lmhead.errors import LMHeadError
 
@@ -198,7 +207,7 @@ def check_logprobs(seeds):
 
 @WORLDS
 def test_losses_are_those_of_one_process(world):
-    world.run(check_losses, range(60))
+    world.run(check_losses, range(45))
 
 
 @WORLDS
@@ -377,6 +386,9 @@ def check_meshes(shape):
     close(got[1].full_tensor(), grads[1], "table")
     right = (hidden @ table.T).topk(2)
     assert torch.equal(topk(hidden, 2, weight).ids, right.indices)
+    assert explain_backend(hidden, weight).rows == len(weight.to_local())
+    total = LinearCrossEntropyLoss(reduction="sum")(hidden, weight, targets)
+    close(total, 4 * want, "the sum")
     assert logits(hidden, weight).device_mesh == mesh["tp"]
     head = Head(5, 3, dtype=F64)
     shard_ends(None, head, mesh["tp"])
@@ -576,6 +588,8 @@ def misused(kind):
         hidden, weight, kw = torch.randn(4, 3 + rank), torch.randn(2, 3 + rank), {"group": group}
     elif kind == "rows":
         weight = dtensor_of(7 + rank)
+    elif kind == "no rows":
+        weight, kw = table[:0], {"group": group}
     elif kind == "whole table":
         weight, kw = table, {"group": group}
     elif kind == "subgroup":
@@ -623,6 +637,7 @@ def dtensor_of(rows):
         ("all refuse", "targets must be of an integer dtype, got torch.float32"),
         ("width", "rank 0 was given a table of width 3; rank 1, a table of width 4"),
         ("rows", "rank 0 was given a table of 7 rows; rank 1, a table of 8 rows"),
+        ("no rows", "the table is empty: no rank holds a row of it"),
         ("whole table", "every rank holds the same first row, of 7 on rank 0"),
         ("columns", r"the table is a DTensor placed \(Shard\(dim=1\),\); its rows must be sharded"),
         (
@@ -666,6 +681,11 @@ def check_other_misuse():
     unlike = said_of(shard_ends, Embed(7 + rank, 3), None, dist.group.WORLD)
     assert unlike.startswith(
         "rank 0 was given weight [7, 3] torch.float32, requires_grad=True; rank 1"
+    )
+    one_bias = Head(7, 3, bias=rank == 0)
+    said = said_of(shard_ends, None, one_bias, dist.group.WORLD)
+    assert said.startswith(
+        "rank 0 was given bias [7] torch.float32, requires_grad=True; rank 1, no"
     )
     shard_ends(embed, head, dist.group.WORLD)
     assert said_of(shard_ends, embed, head, dist.group.WORLD) == "Embed.weight is a DTensor already"

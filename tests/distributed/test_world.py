@@ -52,6 +52,7 @@ def test_one_that_fails_fails_all_and_the_next_call_works(two, function, message
     assert [rank for rank, _ in two.run(added, torch.ones(1))] == [0, 1]
 
 
-def test_a_hang_is_a_failure_and_says_where():
-    with World(1, timeout=2) as world, pytest.raises(WorldError, match=r"(?s)not answer.*hangs_on"):
-        world.run(hangs_on, 0)
+def test_a_hang_is_a_failure_and_says_where(two):
+    two.run(added, torch.ones(1))
+    with pytest.raises(WorldError, match=r"(?s)rank 0: did not answer.*hangs_on"):
+        two.run(hangs_on, 0, timeout=3)

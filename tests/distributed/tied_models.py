@@ -68,13 +68,14 @@ def layers(model):
 
 @functools.cache
 def group(ranks):
-    """The first ranks; all ranks make it."""
+    """The first ranks; all ranks make it, at the same place of what they run."""
+    mesh(ranks)
     return dist.new_group(list(range(ranks)))
 
 
 @functools.cache
 def mesh(ranks):
-    """The first ranks; all ranks make it."""
+    """A mesh of the first ranks; all ranks make it."""
     return DeviceMesh("cpu", list(range(ranks)))
 
 

@@ -31,6 +31,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+PRELOAD = ["numba", "pytest", "torch._dynamo", "lmhead.distributed.sharding"]
+START = 300.0  # seconds to start in, on a machine that is busy
 GRACE = 3.0  # seconds that the other ranks have once one has failed
 
 
@@ -43,37 +45,35 @@ class World:
 
     Args:
         size: number of processes.
-        timeout: seconds that one function may take; what runs longer is killed and is a failure.
+        timeout: seconds that a function may take; what runs longer is killed and is a failure.
     """
 
     def __init__(self, size: int, timeout: float = 180.0) -> None:
         self.size, self.timeout = size, timeout
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch._dynamo", "lmhead.distributed.sharding"])
+        self._context.set_forkserver_preload(PRELOAD)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
 
-    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+    def run(
+        self, function: Callable[..., Any], *args: Any, timeout: float | None = None
+    ) -> list[Any]:
         """`function(*args)` on every rank, each seeded alike; what they return, by rank.
 
         Both must pickle, and so must the results. After a failure the processes are killed, and the
-        next call starts new ones.
+        next call starts new ones. `timeout` is another one for this call.
 
         Raises:
             WorldError: a rank raised, died, or ran out of time.
         """
         if not self._processes:
             self._start()
-        asked = pickle.dumps((function, args))
+        seconds = timeout or self.timeout
+        asked = pickle.dumps((function, args, seconds))
         for pipe in self._pipes:
             pipe.send_bytes(asked)
-        answers = self._answers()
-        if all(good for good, _ in answers):
-            return [value for _, value in answers]
-        self.kill()
-        said = (f"rank {r}: {value}" for r, (good, value) in enumerate(answers) if not good)
-        raise WorldError("\n".join(said))
+        return self._values(seconds)
 
     def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="world-")
@@ -87,11 +87,21 @@ class World:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
+        self._values(START)
 
-    def _answers(self) -> list[tuple[bool, Any]]:
+    def _values(self, seconds: float) -> list[Any]:
+        """What all ranks answer within so many seconds."""
+        answers = self._answers(seconds)
+        if all(good for good, _ in answers):
+            return [value for _, value in answers]
+        self.kill()
+        said = (f"rank {r}: {value}" for r, (good, value) in enumerate(answers) if not good)
+        raise WorldError("\n".join(said))
+
+    def _answers(self, seconds: float) -> list[tuple[bool, Any]]:
         assert self._folder is not None
         found: dict[int, tuple[bool, Any]] = {}
-        end = time.monotonic() + self.timeout
+        end = time.monotonic() + seconds
         while len(found) < self.size and (left := end - time.monotonic()) > 0:
             waiting = {self._pipes[r]: r for r in range(self.size) if r not in found}
             for pipe in wait(list(waiting), left):
@@ -146,6 +156,7 @@ def _work(rank: int, size: int, folder: str, pipe: Connection, timeout: float) -
         world_size=size,
         timeout=timedelta(seconds=timeout),
     )
+    pipe.send_bytes(pickle.dumps((True, None)))
     with Path(folder, f"stack-{rank}").open("w") as stack:
         while True:
             try:
@@ -157,8 +168,9 @@ def _work(rank: int, size: int, folder: str, pipe: Connection, timeout: float) -
                 continue
             if asked is None:
                 break
-            faulthandler.dump_traceback_later(timeout * 0.9, file=stack)
-            pipe.send_bytes(_answer(*asked))
+            function, args, seconds = asked
+            faulthandler.dump_traceback_later(seconds * 0.8, file=stack)
+            pipe.send_bytes(_answer(function, args))
             faulthandler.cancel_dump_traceback_later()
     dist.destroy_process_group()
 

@@ -46,12 +46,13 @@ def _row(layer: Layer, found: Layers, language: Language) -> list[str | Markup]:
     elif layer.index == 0:
         name = text("layers.embedding", language)
     words = Markup(" ").join(
-        Markup('<span class="{}">{} <small>{}</small></span>').format(
-            "piece taken" if word.id == found.answer.id else "piece",
+        Markup('<span class="piece{}{}">{} <small>{}</small></span>').format(
+            " taken" if word.id == found.answer.id else "",
+            " fine" if n else "",  # a narrow screen shows the likeliest alone
             token(word.token),
             percent(word.probability),
         )
-        for word in layer.best
+        for n, word in enumerate(layer.best)
     )
     return [
         name,

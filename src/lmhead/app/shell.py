@@ -49,17 +49,15 @@ class Shared:
         language: holds "en" or "zh": an input of whatever draws text, which draws it again when
             this changes. It follows the switch after the labels do.
         start: the language that the page is built in.
-        page: the gr.Blocks around all, for its `load` event.
+        ready: the event of a page that is there and knows its language, for its `then`.
         tab: the one that is being built, for its `select` event.
     """
 
+    ready: Any
     tab: gr.Tab
 
-    def __init__(
-        self, page: gr.Blocks, sources: Sequence[Source], models: Models, start: Language
-    ) -> None:
-        self.page, self.sources, self.start = page, tuple(sources), start
-        self.models = models
+    def __init__(self, sources: Sequence[Source], models: Models, start: Language) -> None:
+        self.sources, self.models, self.start = tuple(sources), models, start
         self.desk = Desk(voices(sources), models)
         self._said: list[tuple[Any, dict[str, str]]] = []
         self.language = gr.State(start)
@@ -133,7 +131,7 @@ def build(
         language: to begin with; None goes by the browser.
     """
     with gr.Blocks(title="lmhead", analytics_enabled=False) as page:
-        shared = Shared(page, sources, models or Models(), language or "en")
+        shared = Shared(sources, models or Models(), language or "en")
         with gr.Row(elem_id="top"):
             with gr.Column(scale=4, min_width=200):
                 title = gr.Markdown(elem_id="title")
@@ -142,6 +140,11 @@ def build(
                 shared.switch.render()
                 turn = shared.say(gr.Button(size="sm", elem_id="turn", min_width=40), value="dark")
                 turn.click(None, js=TURN)
+        shared.ready = page.load(
+            _browser_language if language is None else lambda: language,
+            outputs=shared.language,
+            **QUIET,
+        )
         if not shared.sources:
             shared.say(gr.Markdown(elem_id="empty"), value="empty")
         with gr.Tabs():
@@ -150,8 +153,6 @@ def build(
                 with shared.tab:
                     importlib.import_module(f"lmhead.app.tab_{name}").add(shared)
         shared.listen()
-        if language is None:
-            page.load(_browser_language, outputs=shared.switch, **QUIET)
     return page
 
 

@@ -46,7 +46,7 @@ def add(shared: Shared) -> None:
         yield "", gr.update(visible=False), layers_html(found, language)
 
     drawn = gr.on(
-        [shared.tab.select, model.change, prompt.input, shared.language.change],
+        [shared.tab.select, model.change, prompt.change, shared.language.change],
         draw,
         [model, prompt, shared.language],
         [status, stop, page],

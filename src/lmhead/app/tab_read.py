@@ -119,7 +119,7 @@ def add(shared: Shared) -> None:
                     [status, stop, found, typed], **QUIET)
     loading.then(**redraw)
     shared.stops(stop, status, loading)
-    typed.input(search, [model, typed, shared.language], [found, status],
+    typed.change(search, [model, typed, shared.language], [found, status],
                 trigger_mode="always_last", **QUIET).then(**redraw)
     gr.on([lists.select, places.select], select, model, found, **QUIET).then(**redraw)
     gr.on([found.input, by.input, own.change], trigger_mode="always_last", **redraw)

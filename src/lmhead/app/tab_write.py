@@ -111,16 +111,19 @@ def add(shared: Shared) -> None:
     def back(words: list[int], *given: Any) -> Iterator[tuple[Any, ...]]:
         yield from show(words[:-1], None, *given)
 
-    latest: dict[str, Any] = {"trigger_mode": "always_last", **QUIET}
+    # One after the other, as they all draw the same: what was asked for last is drawn last.
+    turn: dict[str, Any] = {"outputs": outputs, "concurrency_id": "write", **QUIET}
+    latest: dict[str, Any] = {"trigger_mode": "always_last", **turn}
     state = [taken, chosen]
     # fmt: off
     stops = [
-        gr.on([shared.page.load, first.change, prompt.input], anew, inputs, outputs, **latest),
+        shared.ready.then(anew, inputs, **turn),
+        gr.on([first.change, prompt.change], anew, inputs, **latest),
         gr.on([second.change, by.change, temperature.change, top_p.change, rows.change,
-               shared.language.change], show, [*state, *inputs], outputs, **latest),
-        panels[0].table.select(choose, [taken, *inputs], outputs, **latest),
-        take.click(go_on, [*state, *inputs], outputs, **QUIET),
-        undo.click(back, [taken, *inputs], outputs, **QUIET),
+               shared.language.change], show, [*state, *inputs], **latest),
+        panels[0].table.select(choose, [taken, *inputs], **latest),
+        take.click(go_on, [*state, *inputs], **turn),
+        undo.click(back, [taken, *inputs], **turn),
     ]
     # fmt: on
     shared.stops(stop, status, stops)

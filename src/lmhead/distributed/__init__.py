@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from lmhead.distributed.scoring import embedding, explain, logits, topk
     from lmhead.distributed.sharding import shard_ends
     from lmhead.distributed.ties import check_ties
+    from lmhead.distributed.traffic import EndsTraffic, ends_traffic
 
 _HOME = {
+    "EndsTraffic": "distributed.traffic",
     "RowPartition": "distributed.rows",
     "TiedEnds": "distributed.pipeline",
     "check_ties": "distributed.ties",
     "consolidate": "checkpoint.consolidate",
     "embedding": "distributed.scoring",
+    "ends_traffic": "distributed.traffic",
     "explain": "distributed.scoring",
     "load": "distributed.checkpoints",
     "logits": "distributed.scoring",
@@ -33,11 +36,13 @@ _HOME = {
 }
 
 __all__ = [
+    "EndsTraffic",
     "RowPartition",
     "TiedEnds",
     "check_ties",
     "consolidate",
     "embedding",
+    "ends_traffic",
     "explain",
     "load",
     "logits",

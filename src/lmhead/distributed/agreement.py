@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import zlib
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -135,7 +136,7 @@ def _compare(known: dict[str, list[int]], settings: str, group: dist.ProcessGrou
             continue
         if name == "settings":
             values = objects(settings, group)
-            pairs = zip(values[0].split("; "), values[other].split("; "), strict=False)
+            pairs = zip_longest(*(values[r].split("; ") for r in (0, other)), fillvalue="nothing")
             values[0], values[other] = next((a, b) for a, b in pairs if a != b)
         elif name in ("ids", "hidden"):
             values = [value % (1 << 64) for value in values]

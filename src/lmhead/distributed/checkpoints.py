@@ -8,7 +8,10 @@ saved replaces the table without a word.
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -59,7 +62,8 @@ def save(
         future = state_dict_saver.async_save(state, checkpoint_id=folder, process_group=group)
         assert isinstance(future, Future)
         return future
-    state_dict_saver.save(state, checkpoint_id=folder, process_group=group)
+    with _quiet():
+        state_dict_saver.save(state, checkpoint_id=folder, process_group=group)
     return None
 
 
@@ -171,4 +175,13 @@ def _check_equal(folder: Any, names: list[str], table: Tensor, group: Any) -> No
 
 
 def _read(state: _State, folder: Any, group: Any) -> None:
-    state_dict_loader.load(state, checkpoint_id=folder, process_group=group)
+    with _quiet():
+        state_dict_loader.load(state, checkpoint_id=folder, process_group=group)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warning that there is no process group: one process has the whole model then."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield

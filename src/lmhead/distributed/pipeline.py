@@ -131,7 +131,7 @@ class TiedEnds:
 
     @property
     def _weight(self) -> nn.Parameter:
-        module = self._module and self._module()
+        module = None if self._module is None else self._module()
         assert module is not None
         weight = module.weight
         assert isinstance(weight, nn.Parameter)

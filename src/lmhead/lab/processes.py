@@ -177,7 +177,8 @@ class Processes:
         try:
             result = work()
         except BaseException as error:
-            if threading.current_thread() is threading.main_thread():
+            main = threading.current_thread() is threading.main_thread()
+            if main and isinstance(error, KeyboardInterrupt):
                 # A launcher passes the terminal's signal on once more, in the midst of this.
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
             told = self._settled(error)

@@ -206,7 +206,7 @@ class Cluster:
         if len(waiting) == len(self.running):
             needs = _needs(waiting[0].job.task)
             wanted = " and ".join(f"{n} {kind[4:-1].upper()}s" for kind, n in needs.items())
-            self._tell(f"no training has begun: each waits for a machine with {wanted} free")
+            self._tell(f"no training has begun yet: each needs a machine with {wanted} free")
 
     def _tell(self, line: str) -> None:
         if line not in self.told:
