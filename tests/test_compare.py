@@ -599,3 +599,31 @@ def test_broken_run_folders(finished, tmp_path, name, content, message):
     assert done.returncode == 3
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_vocabulary_that_gives_way_is_told(finished, text, tmp_path):
+    run, _, _ = finished
+    file = run.path / "tied" / "config.json"
+    own = json.loads(file.read_text("utf-8"))["vocab_size"]
+    more = {**SMALL, "model": str(file), "overrides": ()}
+
+    def told(tokenizer, name):
+        notes = []
+        lab.compare(
+            [text], tokenizer=tokenizer, seeds=1, out=tmp_path / name, train=False,
+            show=notes.append, **more,
+        )  # fmt: skip
+        return [note for note in notes if isinstance(note, str) and "has a vocabulary" in note]
+
+    assert told("chars", "same") == []
+    (note,) = told("bpe:300", "other")
+    rows = json.loads((tmp_path / "other/tokenizer/tokenizer.json").read_text("utf-8"))
+    assert f"{own:,}; the model is built with the tokenizer's" in note
+    assert note.endswith(str(len(rows["model"]["vocab"])))
+
+
+def test_files_are_for_whoever_may_read_the_folder(finished):
+    run, _, _ = finished
+    assert {path.stat().st_mode & 0o777 for path in run.path.rglob("*") if path.is_file()} == {
+        run.config_file.stat().st_mode & 0o777
+    }

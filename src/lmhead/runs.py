@@ -289,10 +289,12 @@ def fresh_folder(final: Path) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     yield temporary
+    mode = temporary.stat().st_mode & 0o666  # some libraries write for the owner alone
     for path in temporary.rglob("*"):
         if path.is_dir():
             sync_folder(path)
         else:
+            path.chmod(mode)
             with path.open("r+b") as opened:
                 os.fsync(opened.fileno())
     sync_folder(temporary)

@@ -21,7 +21,14 @@ from lmhead.lab import plan
 from lmhead.lab.after import finish, keep_tables
 from lmhead.lab.arms import ARMS, Arm, plan_arms
 from lmhead.lab.augmented import ALPHA, LOSSES, TEMPERATURE, check_augmented
-from lmhead.lab.configs import base_config, default_init_std, is_preset, portable, with_tie
+from lmhead.lab.configs import (
+    base_config,
+    default_init_std,
+    is_preset,
+    portable,
+    stated_vocabulary,
+    with_tie,
+)
 from lmhead.lab.corpus import load_corpus
 from lmhead.lab.jobs import (
     Job,
@@ -258,6 +265,12 @@ def compare(
         lost = dropped(tok, text.train + text.valid)
         if lost:
             show(f"dropped by the tokenizer, which has no token for it: {listed(lost)}")
+        stated = stated_vocabulary(model)
+        if stated not in (None, config.vocab_size):
+            show(
+                f"{model} has a vocabulary of {stated:,}; the model is built with the "
+                f"tokenizer's {config.vocab_size:,}"
+            )
         if not train:
             return summarise(run)
         with run.locked():

@@ -99,6 +99,16 @@ def base_config(
     return config
 
 
+def stated_vocabulary(model: str) -> int | None:
+    """The vocabulary that a config file states; None for a model type, which has none of its own.
+
+    Raises:
+        SourceError: a config file that cannot be read, or is of no causal model.
+    """
+    size = None if is_preset(model) else getattr(_read_config(Path(model)), "vocab_size", None)
+    return size if isinstance(size, int) else None
+
+
 def _keys(config: PretrainedConfig) -> set[str]:
     return set(config.to_dict()) | set(config.attribute_map)
 

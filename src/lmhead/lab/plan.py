@@ -264,10 +264,12 @@ def plan_steps(
         steps = int((seconds * (1 - RESERVE) / seeds - fixed) / step)
         if steps < LEAST_STEPS:
             needed = seeds * (fixed + LEAST_STEPS * step) / (1 - RESERVE)
+            reading = seeds * looked_at * sum(speed.valid_token for speed in speeds)
             raise LMHeadError(
                 f"--budget leaves {max(seconds, 0):.0f} s for training; {len(speeds) * seeds} "
-                f"trainings of {LEAST_STEPS} steps need {needed:.0f} s here",
-                "give more time, fewer --seeds or --arms, or a smaller model",
+                f"trainings of {LEAST_STEPS} steps need {needed:.0f} s here, {reading:.0f} s of "
+                f"them to read the {valid_tokens:,} held-out tokens",
+                "give more time, fewer --seeds or --arms, a smaller model, or less text",
             )
         limits.append(steps)
     steps = min(limits)
