@@ -239,6 +239,7 @@ def test_what_cannot_be_opened_is_said_on_the_page(seen, sources):
     seen.clean()
 
 
+@pytest.mark.filterwarnings("ignore")  # gradio's own, of pandas: it runs in this process here
 def test_a_model_that_takes_long_can_be_stopped(seen, tmp_path, monkeypatch):
     app = pytest.importorskip("lmhead.app")
     folder, gate = build(FAMILIES["llama"], tmp_path / "slow"), threading.Event()
