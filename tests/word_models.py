@@ -1,10 +1,12 @@
-"""Folders that hold two tables whose tokens are words, for what looks at tables."""
+"""Models whose tokens are words, for what looks at tables: the two tables alone, or whole."""
 
 import json
 from pathlib import Path
 
 import numpy as np
+from predict_models import SMALL, build
 from safetensors.numpy import save_file
+from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from lmhead.app.read import ranked
 from lmhead.prompt import BYTE_OF
@@ -62,4 +64,23 @@ def write_tables(folder: Path, embedding: np.ndarray, head: np.ndarray | None) -
     }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+    return folder
+
+
+def build_words(folder: Path) -> Path:
+    """A whole random model, untied, of these tokens; ␣Water lies near ␣water in both tables."""
+    near, water = TOKENS.index(" Water"), TOKENS.index(" water")
+
+    def change(model) -> None:
+        for table in (model.get_input_embeddings().weight, model.get_output_embeddings().weight):
+            table[near] = table[water] + 0.1 * table[near]
+
+    sizes = {"vocab_size": len(TOKENS), "bos_token_id": 0, "eos_token_id": 0}
+    build(LlamaConfig(**(SMALL | sizes), tie_word_embeddings=False), folder, change)
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps(tokenizer_json()))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(file), unk_token=SPECIAL, eos_token=SPECIAL
+    )
+    tokenizer.save_pretrained(folder)
     return folder
