@@ -42,6 +42,7 @@ class Server:
     url: str
     output: Path
     seconds: float
+    process: int
 
     def log(self) -> str:
         return self.output.read_text("utf-8", "replace")
@@ -118,7 +119,7 @@ def served(*arguments: str, cwd: Path | None = None) -> Iterator[Server]:
                 if process.poll() is not None or time.perf_counter() - begin > 90:
                     pytest.fail(f"the page did not start: {output.read_text()}")
                 time.sleep(0.1)
-            yield Server(url, output, time.perf_counter() - begin)
+            yield Server(url, output, time.perf_counter() - begin, process.pid)
         finally:
             process.terminate()
             try:
