@@ -47,7 +47,12 @@ def add(shared: Shared) -> None:
                 broken.append(note(str(error), "error"))
         return "".join([*broken, decisions_html(found, language)])
 
-    gr.on([shared.tab.select, again.click], choose, chosen, chosen, **QUIET).then(
-        draw, [chosen, shared.language], page, **QUIET
-    )
-    gr.on([chosen.input, shared.language.change], draw, [chosen, shared.language], page, **QUIET)
+    redraw: dict[str, Any] = {
+        "fn": draw,
+        "inputs": [chosen, shared.language],
+        "outputs": page,
+        "concurrency_id": "decide",  # what was asked for last is drawn last
+        **QUIET,
+    }
+    gr.on([shared.tab.select, again.click], choose, chosen, chosen, **QUIET).then(**redraw)
+    gr.on([chosen.input, shared.language.change], trigger_mode="always_last", **redraw)

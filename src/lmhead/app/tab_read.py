@@ -83,7 +83,9 @@ def add(shared: Shared) -> None:
         yield _HIDDEN, _HIDDEN, _choices(held[name], [row], row), ""
 
     def search(name: str | None, words: str, language: Language) -> tuple[Any, Any]:
-        if name not in held or not words:
+        if name not in held:
+            return gr.skip(), gr.skip()
+        if not words:
             return gr.skip(), _HIDDEN
         rows = find(held[name], words)
         if rows:
@@ -112,16 +114,17 @@ def add(shared: Shared) -> None:
         "fn": draw,
         "inputs": [model, found, by, own, shared.language],
         "outputs": [lists, places],
+        "concurrency_id": "read",  # what was asked for last is drawn last
         **QUIET,
     }
+    latest: dict[str, Any] = {"trigger_mode": "always_last", **QUIET}
     # fmt: off
     loading = gr.on([shared.tab.select, model.input], load, [model, shared.language],
                     [status, stop, found, typed], **QUIET)
     loading.then(**redraw)
     shared.stops(stop, status, loading)
-    typed.change(search, [model, typed, shared.language], [found, status],
-                trigger_mode="always_last", **QUIET).then(**redraw)
-    gr.on([lists.select, places.select], select, model, found, **QUIET).then(**redraw)
+    typed.change(search, [model, typed, shared.language], [found, status], **latest).then(**redraw)
+    gr.on([lists.select, places.select], select, model, found, **latest).then(**redraw)
     gr.on([found.input, by.input, own.change], trigger_mode="always_last", **redraw)
     shared.language.change(lambda language: gr.update(choices=_ways(language)),
                            shared.language, by, **QUIET).then(**redraw)
