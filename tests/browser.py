@@ -62,12 +62,15 @@ class Watched:
         assert not self.foreign, self.foreign
         assert "Traceback" not in self.server.log(), self.server.log()
 
-    def shot(self, name: str) -> None:
-        """A screenshot for docs/app, where LMHEAD_SCREENSHOTS=1 asks for it."""
+    def shot(self, name: str, whole: bool = False) -> None:
+        """A screenshot for docs/app, of the whole page or what the window shows of it.
+
+        Made where LMHEAD_SCREENSHOTS=1 asks for it.
+        """
         if os.environ.get("LMHEAD_SCREENSHOTS") == "1":
             SHOTS.mkdir(parents=True, exist_ok=True)
             self.page.wait_for_timeout(400)  # transitions
-            self.page.screenshot(path=SHOTS / f"{name}.png")
+            self.page.screenshot(path=SHOTS / f"{name}.png", full_page=whole)
 
     def axe(self) -> list[dict]:
         """The serious and critical findings of axe-core."""
@@ -97,7 +100,7 @@ def served(*arguments: str, cwd: Path | None = None) -> Iterator[Server]:
         "NO_PROXY": "127.0.0.1"
     }
     env = os.environ | closed | {name.lower(): value for name, value in closed.items()}
-    command = [sys.executable, "-m", "lmhead", "app", *arguments, "--port", str(port)]
+    command = [sys.executable, "-m", "lmhead", "app", *arguments, "--json", "--port", str(port)]
     url = f"http://127.0.0.1:{port}/"
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with tempfile.TemporaryDirectory() as folder:

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 import lmhead.models
 from lmhead.app.desk import SAMPLES, Desk
 from lmhead.app.layers import read_layers
-from lmhead.app.sources import Models, Source, Voice, default_sources, open_source, voices
+from lmhead.app.sources import Models, Source, Voice, default_sources, distinct, open_source, voices
 from lmhead.app.text import TEXTS, text
 from lmhead.app.write import Writer, nucleus
 from lmhead.cli import main
@@ -68,6 +68,14 @@ def test_sources(folders, tmp_path):
         f"{run.name} · untied",
         str(folders["llama"]),
     ]
+
+
+def test_sources_go_by_their_last_names(tmp_path):
+    paths = [tmp_path / "a" / "x", tmp_path / "b" / "x", tmp_path / "y"]
+    known = [Source(str(path), "model", path) for path in paths]
+    cached = Source("org/name", "model", tmp_path / "snapshots" / "0123")
+    names = [source.name for source in distinct([*known, cached])]
+    assert names == [str(paths[0]), str(paths[1]), "y", "org/name"]
 
 
 def test_what_cannot_be_opened_is_said(tmp_path):

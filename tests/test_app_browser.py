@@ -4,15 +4,17 @@ One server and one browser for all of it: SmolLM2 where its package is installed
 arms of a small run.
 """
 
-import re
+import json
+import threading
 import time
 from pathlib import Path
 
 import pytest
-from browser import Watched, served, watched
+from browser import Watched, free_port, served, watched
 from made_up_run import make_run
 from predict_models import FAMILIES, build, copy_with
 
+import lmhead.models
 from lmhead.errors import SourceError
 from lmhead.gguf_file import default_model
 from lmhead.models import open_source
@@ -47,7 +49,8 @@ def table(sources):
 
 @pytest.fixture(scope="module")
 def seen(sources) -> Watched:
-    with served(*sources) as server, watched(server, viewport={"width": 1120, "height": 900}) as it:
+    window = {"width": 1120, "height": 900}
+    with served(*sources) as server, watched(server, viewport=window) as it:
         yield it
 
 
@@ -69,6 +72,9 @@ def test_write(seen, table):
     """The page is up before the model is; then its table is that of `lmhead predict`."""
     page = seen.page
     expected = table()
+    told = json.loads(seen.server.log())
+    assert told["url"] == seen.server.url
+    assert [source["arms"] for source in told["sources"]] == [[], ["tied", "untied"]]
     page.wait_for_selector("#write-first-table .next", timeout=90_000)
     rows = page.locator("#write-first-table tbody tr")
     assert rows.count() == 10
@@ -77,7 +83,7 @@ def test_write(seen, table):
         assert f"{token.cosine:.4f}" in row
     pieces = page.locator("#write-first-reads .piece").all_inner_texts()
     assert len(pieces) == len(expected.prompt_tokens)
-    seen.shot("write-light")
+    seen.shot("write-light", whole=True)
     seen.clean()
 
 
@@ -158,15 +164,17 @@ def test_two_side_by_side(seen, sources, table):
     page = seen.page
     assert not page.locator("#write-second-table").is_visible()
     page.locator("#write-second input").click()
-    page.get_by_role("option", name=re.compile("untied$")).click()
+    page.get_by_role("option", name="run · untied").click()
     page.wait_for_selector("#write-second-table .next")
     expected = predict_next(sources[1], PROMPT, arm="untied")
     rows = page.locator("#write-second-table tbody tr").all_inner_texts()
     for row, token in zip(rows, expected.tokens, strict=True):
         assert f"{token.logit:.3f}" in row
+    page.locator("#write-take").click()
+    page.wait_for_selector("#write-first-reads .piece.taken")
     anew = "another vocabulary" in page.locator("#write-second-reads").inner_text()
     assert anew == (table().vocab != expected.vocab)
-    seen.shot("write-two")
+    page.locator("#write-undo").click()
     page.locator("#write-second input").click()
     page.get_by_role("option", name="no other").click()
     until(seen, "() => !document.querySelector('#write-second-table')?.offsetParent")
@@ -202,7 +210,7 @@ def test_chinese_dark_and_on_a_phone(seen):
         page.wait_for_timeout(300)
         assert seen.sideways() == 0, name
     page.get_by_role("tab", name="写").click()
-    seen.shot("write-dark-phone")
+    seen.shot("write-dark-phone", whole=True)
     assert not seen.axe()
     assert "模型读入" in page.locator("#write-first-reads").inner_text()
     page.set_viewport_size({"width": 1120, "height": 900})
@@ -220,7 +228,7 @@ def test_what_cannot_be_opened_is_said_on_the_page(seen, sources):
     arm.rename(arm.with_name("gone"))
     try:
         page.locator("#write-second input").click()
-        page.get_by_role("option", name=re.compile("· tied$")).click()
+        page.get_by_role("option", name="run · tied").click()
         page.wait_for_selector("#write-status .error")
         assert "no model of an arm 'tied'" in page.locator("#write-status").inner_text()
     finally:
@@ -229,3 +237,32 @@ def test_what_cannot_be_opened_is_said_on_the_page(seen, sources):
     page.get_by_role("option", name="no other").click()
     until(seen, "() => !document.querySelector('#write-status .error')")
     seen.clean()
+
+
+@pytest.mark.filterwarnings("ignore")  # gradio's own, of pandas: it runs in this process here
+def test_a_model_that_takes_long_can_be_stopped(seen, tmp_path, monkeypatch):
+    app = pytest.importorskip("lmhead.app")
+    folder, gate = build(FAMILIES["llama"], tmp_path / "slow"), threading.Event()
+    load = lmhead.models.open_source
+
+    def slow(*where: object) -> object:
+        assert gate.wait(120)
+        return load(*where)
+
+    monkeypatch.setattr("lmhead.models.open_source", slow)
+    serving = app.launch([str(folder)], port=free_port())
+    page = seen.page.context.new_page()
+    try:
+        page.goto(serving.url)
+        page.wait_for_selector("#write-status .waiting:has-text('Opening slow')")
+        page.locator("#write-stop").click()
+        page.wait_for_selector("#write-status:has-text('Stopped')")
+        assert not page.locator("#write-stop").is_visible()
+        gate.set()
+        page.locator("#write-prompt textarea").fill("abc")  # on it goes
+        page.wait_for_selector("#write-first-table .next")
+        assert not page.locator("#write-status p").count()
+    finally:
+        gate.set()
+        page.close()
+        serving.close()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lmhead.app.sources import Models, Source, default_sources, open_source, voices
+from lmhead.app.sources import Models, Source, default_sources, distinct, open_source, voices
 from lmhead.errors import LMHeadError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def launch(
     Raises:
         LMHeadError: gradio is missing, a source cannot be shown, no port is free.
     """
-    opened = tuple(open_source(source) for source in sources) or default_sources()
+    opened = distinct([open_source(source) for source in sources]) or default_sources()
     shell = _shell()
     models = Models()
     page = shell.build(opened, models, language)

@@ -22,13 +22,13 @@ def reads_html(step: Step, language: Language) -> Markup:
         for n, (i, shown) in enumerate(read)
     )
     ends = text("write.tied" if step.prediction.tied else "write.untied", language)
-    anew = [] if step.same else [note(text("write.anew", language))]
+    anew = [] if step.same or not step.text else [note(text("write.anew", language))]
     return Markup("").join(
         [
             Markup('<p class="lead">{}</p><ol class="pieces">{}</ol>').format(
                 text("write.reads", language, n=len(read)), items
             ),
-            note(f"{ends} ({step.prediction.ends})"),
+            note(f"{ends} · {step.prediction.ends}"),
             *(note(line, "note heed") for line in step.prediction.notes),
             *anew,
         ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -101,6 +101,21 @@ def default_sources(runs: Path = RUNS) -> tuple[Source, ...]:
     except SourceError:
         return ()
     return (Source(path.name, "gguf", path),)
+
+
+def distinct(sources: Sequence[Source]) -> tuple[Source, ...]:
+    """The sources by their last names alone, where these tell them apart.
+
+    A hub id stays whole.
+    """
+    last = [
+        source.path.resolve().name if Path(source.name) == source.path else source.name
+        for source in sources
+    ]
+    return tuple(
+        replace(source, name=name) if last.count(name) == 1 else source
+        for source, name in zip(sources, last, strict=True)
+    )
 
 
 def voices(sources: Sequence[Source]) -> tuple[Voice, ...]:
