@@ -260,7 +260,7 @@ def test_names_keep_off_each_other_and_the_marks():
     for text in drawn:
         x, y, anchor = re.search(r'x="([\d.-]+)" y="([\d.-]+)" text-anchor="(\w+)"', text).groups()
         letters = re.search(r">(\w+)<", text)[1]
-        width = 0.58 * WIDE * len(letters)
+        width = 0.62 * WIDE * len(letters)
         left = float(x) - {"start": 0, "end": width, "middle": width / 2}[anchor]
         middle = float(y) - 0.35 * WIDE
         box = (left, middle - WIDE / 2, left + width, middle + WIDE / 2)

@@ -74,7 +74,7 @@ def _spots(point: Named, height: float) -> list[Spot]:
 
 
 def _room(name: str, spot: Spot, height: float) -> Box:
-    width = height * sum(1.0 if ord(c) >= _CJK else 0.58 for c in name)
+    width = height * sum(1.0 if ord(c) >= _CJK else 0.62 for c in name)
     x, y, anchor = spot
     left = x - {"start": 0.0, "end": width, "middle": width / 2}[anchor]
     return left, y - height / 2, left + width, y + height / 2

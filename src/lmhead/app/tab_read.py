@@ -40,10 +40,18 @@ def add(shared: Shared) -> None:
     start = shared.start
     with gr.Row():
         model = shared.say(
-            gr.Dropdown(list(known), value=next(iter(known), None), elem_id="read-model"),
+            gr.Dropdown(
+                list(known),
+                value=next(iter(known), None),
+                elem_id="read-model",
+                min_width=300,
+            ),
             label="read.model",
         )
-        by = shared.say(gr.Radio(_ways(start), value="cosine", elem_id="read-by"), label="read.by")
+        by = shared.say(
+            gr.Radio(_ways(start), value="cosine", elem_id="read-by", min_width=300),
+            label="read.by",
+        )
     with gr.Row():
         typed = shared.say(
             gr.Textbox(elem_id="read-find", scale=1, min_width=220),
