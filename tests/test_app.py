@@ -1,6 +1,7 @@
 """`lmhead app` without a browser: sources, models, the tables of Write, the layers, the texts."""
 
 import re
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -76,6 +77,13 @@ def test_sources_go_by_their_last_names(tmp_path):
     cached = Source("org/name", "model", tmp_path / "snapshots" / "0123")
     names = [source.name for source in distinct([*known, cached])]
     assert names == [str(paths[0]), str(paths[1]), "y", "org/name"]
+
+
+def test_a_source_given_twice_is_shown_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").mkdir()
+    given = [Source(name, "model", Path(name)) for name in ("x", "y", str(tmp_path / "x"))]
+    assert [source.name for source in distinct(given)] == ["x", "y"]
 
 
 def test_what_cannot_be_opened_is_said(tmp_path):
@@ -430,6 +438,36 @@ def test_every_text_is_there_in_both_languages():
     said = set(re.findall(r'"((?:write|layers)\.[\w.]+)"', source))
     formed = {"write.by.logit", "write.by.cosine"}
     assert own == said | formed
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (
+            ["--host", "no such host"],
+            r"cannot be served on no such host: .+\n  name another --host",
+        ),
+        (["--host", "192.0.2.1"], r"cannot be served on 192.0.2.1: .+\n  name another --host"),
+        (["--port", "TAKEN"], r"served on 127.0.0.1:\d+: [^\n]+\n  .+ --port"),
+    ],
+)
+def test_an_address_that_cannot_be_had_is_told_at_once(how, said, folders, capsys):
+    pytest.importorskip("gradio", reason="needs gradio (extra app)")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = str(server.getsockname()[1])
+        given = [taken if word == "TAKEN" else word for word in how]
+        with pytest.raises(SystemExit) as stop:
+            main(["app", str(folders["llama"]), "--no-browser", *given])
+    assert stop.value.code == 2
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_port_of_the_environment_that_is_none(folders, monkeypatch, capsys):
+    monkeypatch.setenv("GRADIO_SERVER_PORT", "abc")
+    with pytest.raises(SystemExit) as stop:
+        main(["app", str(folders["llama"]), "--no-browser"])
+    assert stop.value.code == 2
+    assert "error: GRADIO_SERVER_PORT is 'abc'" in capsys.readouterr().err
 
 
 def test_without_gradio(monkeypatch, capsys):

@@ -221,6 +221,24 @@ def test_chinese_dark_and_on_a_phone(seen):
     seen.clean()
 
 
+def test_a_chinese_phone(seen):
+    """The browser's language reaches labels and switch, too; all tabs fit."""
+    browser = seen.page.context.browser
+    phone = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+    for locale, prompt in (("zh-CN", "提示"), ("en-US", "Prompt")):
+        context = browser.new_context(**phone, locale=locale)
+        try:
+            page = context.new_page()
+            page.goto(seen.server.url)
+            page.wait_for_selector(f"#write-prompt :text-is('{prompt}')")
+            page.wait_for_selector("#write-first-table .next")
+            assert page.locator("#language input:checked").input_value() == locale[:2]
+            assert page.get_by_role("tab").count() == 5
+        finally:
+            context.close()
+    seen.clean()
+
+
 def test_what_cannot_be_opened_is_said_on_the_page(seen, sources):
     """A model that went away after the page was started."""
     page = seen.page

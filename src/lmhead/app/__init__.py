@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,15 +71,19 @@ def launch(
         browser: open it there.
 
     Raises:
-        LMHeadError: gradio is missing, a source cannot be shown, no port is free.
+        LMHeadError: gradio is missing, a source cannot be shown, the address cannot be listened on,
+            no port is free.
     """
     opened = distinct([open_source(source) for source in sources]) or default_sources()
+    host = host or os.environ.get("GRADIO_SERVER_NAME", HOST)
+    port = port or _port_set()
     shell = _shell()
+    _check_address(host, port)
     models = Models()
     page = shell.build(opened, models, language)
     try:
         page.launch(
-            server_name=host or os.environ.get("GRADIO_SERVER_NAME", HOST),
+            server_name=host,
             server_port=port,
             inbrowser=browser,
             prevent_thread_lock=True,
@@ -96,6 +102,38 @@ def launch(
     for voice in voices(opened)[:1]:
         models.start(voice)  # it is there, or nearly, when the browser asks
     return Serving(page.local_url, opened, page)
+
+
+def _port_set() -> int | None:
+    """The port that GRADIO_SERVER_PORT names, if it does."""
+    said = os.environ.get("GRADIO_SERVER_PORT")
+    if not said:
+        return None
+    if not said.isdecimal() or not 0 < int(said) < 65536:
+        raise LMHeadError(f"GRADIO_SERVER_PORT is {said!r}", "set it to 1 to 65535, or unset it")
+    return int(said)
+
+
+def _check_address(host: str, port: int | None) -> None:
+    """Try an address: of one that cannot be had, gradio would try port after port for minutes.
+
+    Raises:
+        LMHeadError: nothing can listen there.
+    """
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port or 0, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (OSError, UnicodeError) as error:
+        taken = isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES)
+        where = f"{host}:{port}" if port else host
+        said = getattr(error, "strerror", None) or error
+        raise LMHeadError(
+            f"the page cannot be served on {where}: {said}",
+            f"name another --{'port' if taken else 'host'}",
+        ) from error
 
 
 def _shell() -> Any:

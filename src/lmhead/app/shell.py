@@ -141,8 +141,8 @@ def build(
                 turn = shared.say(gr.Button(size="sm", elem_id="turn", min_width=40), value="dark")
                 turn.click(None, js=TURN)
         shared.ready = page.load(
-            _browser_language if language is None else lambda: language,
-            outputs=shared.language,
+            _browser_languages if language is None else lambda: (language, language),
+            outputs=[shared.language, shared.switch],  # labels go by the switch
             **QUIET,
         )
         if not shared.sources:
@@ -177,6 +177,8 @@ def theme() -> Any:
     )
 
 
-def _browser_language(request: gr.Request) -> Language:
+def _browser_languages(request: gr.Request) -> tuple[Language, Language]:
+    """For what is drawn, and for the switch."""
     first = request.headers.get("accept-language", "").strip().lower()
-    return "zh" if first.startswith("zh") else "en"
+    language: Language = "zh" if first.startswith("zh") else "en"
+    return language, language

@@ -104,10 +104,14 @@ def default_sources(runs: Path = RUNS) -> tuple[Source, ...]:
 
 
 def distinct(sources: Sequence[Source]) -> tuple[Source, ...]:
-    """The sources by their last names alone, where these tell them apart.
+    """The sources by their last names alone, where these tell them apart, each once.
 
     A hub id stays whole.
     """
+    once: dict[Path, Source] = {}
+    for source in sources:
+        once.setdefault(source.path.resolve(), source)
+    sources = list(once.values())
     last = [
         source.path.resolve().name if Path(source.name) == source.path else source.name
         for source in sources

@@ -33,7 +33,7 @@ Examples:
 @click.argument("sources", nargs=-1, metavar="[SOURCE]...")
 @click.option("--host", help="Address to listen on (0.0.0.0: all).  [default: 127.0.0.1]")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), help="Port.  [default: a free one from 7860]"
+    "--port", type=click.IntRange(1, 65535), help="Port.  [default: a free one from 7860]"
 )
 @click.option(
     "--language", type=click.Choice(["en", "zh"]), help="To begin with.  [default: the browser's]"
