@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -272,3 +273,21 @@ def test_names_keep_off_each_other_and_the_marks():
             assert apart > -0.11, "tenths are rounded"
     assert WIDE < NARROW
     assert any(">must<" in text and "fine" not in text for text in drawn)
+
+
+def test_tables_that_another_window_displaced_are_read_again(folder, tmp_path):
+    pytest.importorskip("gradio", reason="needs gradio (extra app)")
+    from lmhead.app.sources import open_source, voices
+    from lmhead.app.tab_read import HELD, Shelf
+
+    copies = (shutil.copytree(folder, tmp_path / str(n)) for n in range(HELD))
+    folders = [folder, *copies]
+    first, *others = voices([open_source(folder) for folder in folders])
+    shelf = Shelf()
+    assert shelf.take(first) is None  # never read: not read unasked
+    for voice in (first, *others):
+        *shares, tables = shelf.steps(voice)
+        assert isinstance(tables, Tables)
+        assert all(0 < share <= 1 for share in shares)
+    assert shelf.take(others[-1]) is tables
+    assert len(shelf.take(first)) == len(tables)

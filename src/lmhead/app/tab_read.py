@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ watch('value', () => {
 def add(shared: Shared) -> None:
     """Build the tab inside the current block."""
     known = {voice.name: voice for voice in voices(shared.sources)}
-    held: dict[str, Tables] = {}
+    shelf = Shelf()
     start = shared.start
     with gr.Row():
         model = shared.say(
@@ -74,38 +75,36 @@ def add(shared: Shared) -> None:
             yield _status(text("read.nothing", language)), _HIDDEN, gr.skip(), ""
             return
         try:
-            if name not in held:
-                for step in open_tables(folder_of(known[name])):
-                    if isinstance(step, Tables):
-                        held[name] = step
-                        break
-                    said = text("read.loading", language, name=name, share=round(100 * step))
-                    yield _status(said), gr.update(visible=True), gr.skip(), gr.skip()
-                for old in list(held)[:-HELD]:
-                    del held[old]
+            for step in shelf.steps(known[name]):
+                if isinstance(step, Tables):
+                    tables = step
+                    break
+                said = text("read.loading", language, name=name, share=round(100 * step))
+                yield _status(said), gr.update(visible=True), gr.skip(), gr.skip()
         except LMHeadError as error:
             none = gr.update(choices=[], value=None)
             yield _status(str(error), "error"), _HIDDEN, none, ""
             return
-        row = _first(held[name])
-        yield _HIDDEN, _HIDDEN, _choices(held[name], [row], row), ""
+        row = _first(tables)
+        yield _HIDDEN, _HIDDEN, _choices(tables, [row], row), ""
 
     def search(name: str | None, words: str, language: Language) -> tuple[Any, Any]:
-        if name not in held:
+        tables = shelf.take(known.get(name or ""))
+        if tables is None:
             return gr.skip(), gr.skip()
         if not words:
             return gr.skip(), _HIDDEN
-        rows = find(held[name], words)
+        rows = find(tables, words)
         if rows:
-            return _choices(held[name], rows, rows[0]), _HIDDEN
+            return _choices(tables, rows, rows[0]), _HIDDEN
         return gr.skip(), _status(text("read.none", language, typed=words))
 
     def draw(
         name: str | None, row: int | None, way: str, words: str, language: Language
     ) -> tuple[str, str]:
-        if name not in held or row is None or row >= len(held[name]):
+        tables = shelf.take(known.get(name or ""))
+        if tables is None or row is None or row >= len(tables):
             return "", ""
-        tables = held[name]
         word = look(tables, row, "dot" if way == "dot" else "cosine")
         focus = [row, *(near.row for end in word.ends for near in end.neighbours)]
         try:
@@ -116,7 +115,8 @@ def add(shared: Shared) -> None:
         return word_html(tables, word, language), below
 
     def select(name: str, event: gr.EventData) -> Any:
-        return _choices(held[name], [event.row], event.row)
+        tables = shelf.take(known[name])
+        return gr.skip() if tables is None else _choices(tables, [event.row], event.row)
 
     redraw = {
         "fn": draw,
@@ -137,6 +137,40 @@ def add(shared: Shared) -> None:
     shared.language.change(lambda language: gr.update(choices=_ways(language)),
                            shared.language, by, **QUIET).then(**redraw)
     # fmt: on
+
+
+class Shelf:
+    """The tables read last, for all windows."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[Voice, Tables] = OrderedDict()
+        self._read: set[Voice] = set()
+
+    def steps(self, voice: Voice) -> Iterator[Tables | float]:
+        """As `open_tables`, of what is held the tables at once."""
+        tables = self._held.get(voice)
+        if tables is None:
+            for step in open_tables(folder_of(voice)):
+                if isinstance(step, Tables):
+                    tables = step
+                else:
+                    yield step
+            assert tables is not None  # they come last
+        self._read.add(voice)
+        self._held[voice] = tables
+        self._held.move_to_end(voice)
+        while len(self._held) > HELD:
+            self._held.popitem(last=False)
+        yield tables
+
+    def take(self, voice: Voice | None) -> Tables | None:
+        """The tables where they were read, anew if another window's have taken their place.
+
+        Raises as `open_tables`.
+        """
+        if voice not in self._read:
+            return None
+        return next(step for step in self.steps(voice) if isinstance(step, Tables))
 
 
 _HIDDEN: Any = gr.update(visible=False)
