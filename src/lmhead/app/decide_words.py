@@ -15,17 +15,17 @@ from lmhead.lab.page import interval as lab_interval
 from lmhead.lab.stats import MAYBE, Pair, percent
 
 VERDICTS = {
-    "tie": ("tie", "绑定"),
-    "tie-wide": ("tie, and widen the body", "绑定，并加宽主体"),
-    "no-difference": ("no measurable difference: tie", "没有可测的差别：绑定"),
-    "do-not-tie": ("do not tie", "不要绑定"),
+    "tie": ("tie", "共用"),
+    "tie-wide": ("tie, and widen the body", "共用，并加宽主体"),
+    "no-difference": ("no measurable difference: tie", "没有可测的差别：共用"),
+    "do-not-tie": ("do not tie", "不要共用"),
     "undecided": ("undecided", "证据不足"),
 }
 LEADS = {
-    "tie": "绑定，可省下 {saved:,} 个参数：",
-    "tie-wide": "绑定，并把省下的 {saved:,} 个参数用于主体：",
-    "no-difference": "没有要紧的差别。绑定可省下 {saved:,} 个参数：",
-    "do-not-tie": "不要绑定：",
+    "tie": "共用，可省下 {saved:,} 个参数：",
+    "tie-wide": "共用，并把省下的 {saved:,} 个参数用于主体：",
+    "no-difference": "没有要紧的差别。共用可省下 {saved:,} 个参数：",
+    "do-not-tie": "不要共用：",
     "undecided": "证据不足，请增加种子（--until-clear）或训练词元：",
 }
 # What stands on the charts of `lmhead.lab.charts`, longest first.

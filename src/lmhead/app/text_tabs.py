@@ -19,15 +19,15 @@ READ: dict[str, tuple[str, str]] = {
     ),
     "read.loading": (
         "Reading the tables of {name}: {share} %. Nothing else of the model is needed.",
-        "正在读取 {name} 的词表：{share} %。不需要模型的其他部分。",
+        "正在读取 {name} 的嵌入表和输出头：{share} %。不需要模型的其他部分。",
     ),
     "read.nothing": ("No model to read yet.", "还没有可读取的模型。"),
     "read.end.embedding": ("Embedding table: how it is read", "嵌入表：读入"),
     "read.end.head": ("Head: how it is written", "输出头：写出"),
-    "read.end.table": ("The one table: read and written", "唯一的词表：既读又写"),
+    "read.end.table": ("The one table: read and written", "唯一的表：既读又写"),
     "read.one.tied": (
         "The ends are tied: one table reads and writes, so there is one list and one map.",
-        "两端已绑定：同一张表既读又写，因此只有一个列表和一张图。",
+        "两端共用一张表，既读又写，因此只有一个列表和一张图。",
     ),
     "read.one.same": (
         "Both ends are stored and hold the same values: one list and one map stand for both.",
@@ -102,7 +102,7 @@ DECIDE: dict[str, tuple[str, str]] = {
         "No comparison yet. `lmhead compare my-text.txt --budget 5m` trains a model tied and "
         "untied; its run then stands here.",
         "还没有对比实验。运行 `lmhead compare my-text.txt --budget 5m`，"
-        "用绑定和不绑定两种方式各训练一个模型，结果会出现在这里。",
+        "按共用和不共用一张表两种方式各训练一个模型，结果会出现在这里。",
     ),
     "decide.choose": ("Choose a run above.", "请在上方选择一个实验。"),
     "decide.scope": (
@@ -157,7 +157,7 @@ DECIDE: dict[str, tuple[str, str]] = {
     ),
     "decide.share": (
         "Who moves the table: the writing side’s share of the gradient",
-        "谁在推动词表：写端占梯度的份额",
+        "谁在推动这张表：写端占梯度的份额",
     ),
     "decide.share.says": (
         "{norm}: what lies above the line, up to 1, is the reading side’s share.",
@@ -170,7 +170,7 @@ DECIDE: dict[str, tuple[str, str]] = {
     "decide.size": ("Parameters", "参数"),
     "decide.size.says": (
         "Where the parameters are: a tied table counts once, as embedding.",
-        "参数分布：绑定的词表只计一次，算作嵌入。",
+        "参数分布：共用的表只计一次，算作嵌入。",
     ),
     "decide.several": ("The runs side by side", "各实验并列"),
     "decide.run": ("run", "实验"),
@@ -192,21 +192,21 @@ COST: dict[str, tuple[str, str]] = {
         "The table is <strong>{vocab:,} × {width:,} = {table:,}</strong> parameters. Tied, the "
         "ends are <strong>{tied}</strong> of the model, untied {untied}. Tying saves {saved:,} "
         "parameters: {stored} of {dtype} weights, {training} of training state.",
-        "词表有 <strong>{vocab:,} × {width:,} = {table:,}</strong> 个参数。绑定时两端占模型的 "
-        "<strong>{tied}</strong>，不绑定时占 {untied}。绑定可省下 {saved:,} 个参数："
+        "这张表有 <strong>{vocab:,} × {width:,} = {table:,}</strong> 个参数。共用时两端占模型的 "
+        "<strong>{tied}</strong>，不共用时占 {untied}。共用可省下 {saved:,} 个参数："
         "{dtype} 权重 {stored}，训练状态 {training}。",
     ),
     "cost.part": ("ends", "两端"),
-    "cost.tied": ("tied", "绑定"),
-    "cost.untied": ("untied", "不绑定"),
-    "cost.saving": ("tying saves", "绑定省下"),
+    "cost.tied": ("tied", "共用"),
+    "cost.untied": ("untied", "不共用"),
+    "cost.saving": ("tying saves", "共用省下"),
     "cost.ends": ("both ends", "两端参数"),
     "cost.body": ("body", "主体"),
     "cost.total": ("total", "合计"),
     "cost.share": ("share of the ends", "两端占比"),
     "cost.stored": ("weights", "权重"),
     "cost.training": ("training state", "训练状态"),
-    "cost.table": ("Tied and untied", "绑定与不绑定"),
+    "cost.table": ("Tied and untied", "共用与不共用"),
     "cost.training.note": (
         "Training state with Adam: 16 bytes a parameter (weights, gradients, two moments), without "
         "activations. 1 MB = 10⁶ bytes.",
@@ -224,7 +224,7 @@ COST: dict[str, tuple[str, str]] = {
     "cost.alt": (
         "Share of the ends over the number of parameters: at {total} parameters {tied} tied and "
         "{untied} untied; beside {n} known models, whose share falls with size",
-        "两端占比随参数总量的变化：绑定共 {total} 个参数时占 {tied}，不绑定时占 {untied}；"
+        "两端占比随参数总量的变化：共用时（{total} 个参数）占 {tied}，不共用时占 {untied}；"
         "另有 {n} 个现有模型，规模越大占比越低",
     ),
     "cost.near": ("Known models of about these sizes", "规模相近的现有模型"),

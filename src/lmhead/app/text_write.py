@@ -44,7 +44,7 @@ WRITE_TEXTS: dict[str, tuple[str, str]] = {
         "length of the hidden state, the same for all words",
         "隐藏状态的长度，对所有词相同",
     ),
-    "write.longer": ("the row's length: above {share} of all", "该行的长度：超过其中 {share}"),
+    "write.longer": ("the row's length: above {share} of all", "该行的长度：比 {share} 的行更长"),
     "write.nearer": ("its direction: place {rank} of {n}", "方向：{n} 行中第 {rank} 名"),
     "write.bias": ("the head's bias for the word", "输出头对该词的偏置"),
     "write.scale": ("the family's scale on logits", "该模型系列的 logit 缩放"),
@@ -82,14 +82,14 @@ WRITE_TEXTS: dict[str, tuple[str, str]] = {
     "layers.own": (
         "Row 0 is the input itself, the embedding's row of {read}. The ends are tied: the head "
         "compares it with the same row, and would write {read} again ({share}).",
-        "第 0 行就是输入本身，即 {read} 的嵌入行。两端已绑定：输出头用同一行与它比较，"
+        "第 0 行就是输入本身，即 {read} 的嵌入行。两端共用一张表：输出头用同一行与它比较，"
         "会再次写出 {read}（{share}）。",
     ),
     "layers.turned": (
         "Row 0 is the input itself, the embedding's row of {read}. The ends are tied, so the head "
         "holds the same row; yet after the final norm it would write {best}, and {read} with "
         "{share}.",
-        "第 0 行就是输入本身，即 {read} 的嵌入行。两端已绑定，输出头有同一行；"
+        "第 0 行就是输入本身，即 {read} 的嵌入行。两端共用一张表，输出头有同一行；"
         "但经过最后的归一化，它会写出 {best}，{read} 的概率为 {share}。",
     ),
     "layers.untied": (
