@@ -140,11 +140,13 @@ def build(
                 shared.switch.render()
                 turn = shared.say(gr.Button(size="sm", elem_id="turn", min_width=40), value="dark")
                 turn.click(None, js=TURN)
-        shared.ready = page.load(
-            _browser_languages if language is None else lambda: (language, language),
-            outputs=[shared.language, shared.switch],  # labels go by the switch
-            **QUIET,
-        )
+
+        def begin(request: gr.Request) -> tuple[Language, Any]:
+            """The language, and the switch, by which labels go, where it stands otherwise."""
+            said = language or _browser_language(request)
+            return said, gr.skip() if said == shared.start else said
+
+        shared.ready = page.load(begin, outputs=[shared.language, shared.switch], **QUIET)
         if not shared.sources:
             shared.say(gr.Markdown(elem_id="empty"), value="empty")
         with gr.Tabs():
@@ -177,8 +179,6 @@ def theme() -> Any:
     )
 
 
-def _browser_languages(request: gr.Request) -> tuple[Language, Language]:
-    """For what is drawn, and for the switch."""
+def _browser_language(request: gr.Request) -> Language:
     first = request.headers.get("accept-language", "").strip().lower()
-    language: Language = "zh" if first.startswith("zh") else "en"
-    return language, language
+    return "zh" if first.startswith("zh") else "en"

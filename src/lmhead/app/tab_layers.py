@@ -25,7 +25,7 @@ def add(shared: Shared) -> None:
             gr.Textbox(desk.prompt, lines=1, elem_id="layers-prompt", scale=2, min_width=260),
             label="write.prompt",
         )
-    status = gr.HTML(elem_id="layers-status")
+    status = gr.HTML(elem_id="layers-status", elem_classes="charts")
     stop = shared.say(gr.Button(size="sm", visible=False, elem_id="layers-stop"), value="stop")
     page = drawing("layers-page")
 
@@ -41,7 +41,7 @@ def add(shared: Shared) -> None:
                 yield note(said, "waiting"), gr.update(visible=True), gr.skip()
             found = desk.writer.layers(voice, words)
         except LMHeadError as error:
-            yield note(coded(str(error)), "error"), gr.update(visible=False), gr.skip()
+            yield note(coded(str(error)), "error"), gr.update(visible=False), ""
             return
         yield "", gr.update(visible=False), layers_html(found, language)
 

@@ -64,7 +64,7 @@ def add(shared: Shared) -> None:
                 label="write.top_p",
             )
             rows = say(gr.Slider(5, 40, value=10, step=1, elem_id="write-rows"), label="write.rows")
-    status = gr.HTML(elem_id="write-status")
+    status = gr.HTML(elem_id="write-status", elem_classes="charts")
     stop = say(gr.Button(size="sm", visible=False, elem_id="write-stop"), value="stop")
     with gr.Row():
         panels = [_panel("first"), _panel("second", visible=False)]
@@ -85,13 +85,12 @@ def add(shared: Shared) -> None:
             steps = [said.step(desk, name, words, pick) for name in names]
         except LMHeadError as error:
             line = coded(str(error))
-            yield words, pick, note(line, "error"), gr.update(visible=False), *_kept(2)
+            yield words, pick, note(line, "error"), gr.update(visible=False), *_hidden(2)
             return
         drawn: list[Any] = []
         for step in steps:
             drawn += [gr.update(visible=True), *_drawn(step, pick, said.language)]
-        hidden = [] if said.second else [gr.update(visible=False), *_kept(1)[1:]]
-        yield words, pick, "", gr.update(visible=False), *drawn, *hidden
+        yield words, pick, "", gr.update(visible=False), *drawn, *_hidden(2 - len(names))
 
     def anew(*given: Any) -> Iterator[tuple[Any, ...]]:
         yield from show([], None, *given)
@@ -191,6 +190,11 @@ def _drawn(step: Step, pick: int | None, language: Language) -> tuple[str, str, 
 def _kept(panels: int) -> list[Any]:
     """No change to so many panels."""
     return [gr.skip()] * (panels * len(Panel._fields))
+
+
+def _hidden(panels: int) -> list[Any]:
+    """So many panels not shown."""
+    return [gr.update(visible=False), *_kept(1)[1:]] * panels
 
 
 def _ways(language: Language) -> list[tuple[str, str]]:
