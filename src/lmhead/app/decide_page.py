@@ -86,7 +86,7 @@ def _several(found: Sequence[Decision], language: Language, say: Say) -> Markup:
                 f"{one.result.jobs_done} / {one.result.jobs}",
             )
         )
-    heads = [say(name) for name in ("run", "verdict", "difference", "interval", "seeds")]
+    heads = [say(name) for name in ("run", "verdict", "difference", "interval", "jobs")]
     return heading(say("several")) + table(say("several"), heads, rows, "words")
 
 

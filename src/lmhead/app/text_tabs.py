@@ -174,6 +174,7 @@ DECIDE: dict[str, tuple[str, str]] = {
     ),
     "decide.several": ("The runs side by side", "各实验并列"),
     "decide.run": ("run", "实验"),
+    "decide.jobs": ("trainings", "训练次数"),
 }
 
 COST: dict[str, tuple[str, str]] = {
