@@ -222,7 +222,7 @@ def test_findings_page_has_every_code():
 
 def test_exit_codes_are_those_on_the_page(tmp_path, monkeypatch, capsys):
     rows = set(re.findall(r"^\| (\d+) \|", page("reference/exit-codes.md"), re.MULTILINE))
-    assert rows == {"0", "1", "2", "3", "70", "130"}
+    assert rows == {"0", "1", "2", "3", "70", "130", "143"}
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert ended("params", "gpt2") == 0
     assert ended("scale", "--no-such-option") == 2
