@@ -119,6 +119,21 @@ def test_sigterm_says_how_to_carry_on(monkeypatch, capsys):
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_a_process_that_a_launcher_stops_ends_quietly(monkeypatch, capsys):
+    """Where one process has told of an error, `torchrun` stops the others in their waiting."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(cli.time, "sleep", lambda _: signal.raise_signal(signal.SIGTERM))
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["compare", "--no-such-option"])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert stopped.value.code == 2
+    assert capsys.readouterr() == ("", "")
+
+
 def test_work_goes_on_where_nobody_reads_its_progress(monkeypatch):
     for read_end_is_gone in (False, True):
         read, write = os.pipe()

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -167,7 +167,8 @@ def _tell(error: Exception) -> None:
 def _quietly(code: int) -> int:
     """The exit code of a process whose end another one tells.
 
-    It waits a little: a launcher stops the others as soon as one ends.
+    It waits a little: a launcher stops the others, this one too, as soon as one ends.
     """
-    time.sleep(1)
+    with suppress(KeyboardInterrupt):  # the launcher's SIGTERM
+        time.sleep(1)
     return code
