@@ -8,7 +8,7 @@ on all), a step exchanges
 | `ddp` | each table's gradient, all-reduced: V·d | have one table |
 | `ddp-sparse` | as `ddp`, but of the embedding the rows read, gathered: P·N·d and ids | cannot |
 | `fsdp2` | each table gathered once or twice, its gradient scattered: P·⌈V/P⌉·d | have one table |
-| `vocab-parallel` | rows read, and gradient of h in float32, all-reduced: N·d each; loss: 3·P·N | the same |
+| `vocab-parallel` | rows read, gradient of h (float32), all-reduced: N·d; loss: 3·P·N | the same |
 | `pipeline` | the first and the last stage's gradients, swapped: V·d | only these |
 
 What a rank sends of it is that of a ring (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput.
