@@ -133,6 +133,8 @@ def _run(argv: list[str], debug: bool) -> int:
     except ToldElsewhere as error:
         return _quietly(error.exit_code)
     except (KeyboardInterrupt, click.Abort) as error:
+        if follows():
+            return _quietly(130)
         if launched()[1] > 1:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # launchers pass it on once more
         hint = str(error.__cause__ or error)  # click turns the interrupt into an Abort
