@@ -225,7 +225,7 @@ def test_a_job_that_no_machine_can_take_is_told(text, tmp_path, monkeypatch):
 
     with pytest.raises(Stop):
         lab.compare([text], out=tmp_path / "r", ray="auto", show=stop, **SMALL)
-    assert "each needs a machine with 64 CPUs and 1 GPUs free" in notes[-1]
+    assert "each needs a machine with 64 CPUs and 1 GPU free" in notes[-1]
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,8 @@ def _print_traffic(traffic: tuple[EndsTraffic, ...], dtype: str) -> None:
     out.print(table)
     out.print(
         "held: weights, gradients and Adam's state, 16 bytes a number; pipeline: of the first or "
-        "the last stage. docs/scaling.md says more.",
+        "the last stage. vocab-parallel sends the loss and half of N·d, the gradient of the hidden "
+        "states, in float32. docs/scaling.md says more.",
         style="dim",
         markup=False,
     )
