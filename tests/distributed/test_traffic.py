@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_iter
 from world import World
 
 import lmhead
-from lmhead.cli import main
+from lmhead.cli import cli, main
 from lmhead.distributed import traffic
 from lmhead.distributed.traffic import all_traffic, ends_traffic
 from lmhead.errors import LMHeadError
@@ -273,3 +273,16 @@ def test_the_worked_numbers_are_those_of_the_code():
     table = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(table)
     assert "\n".join(table.lines()) in (root / "docs/scaling.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--batch-tokens", "8k"], "--batch-tokens without --world"),
+        (["--dtype", "bfloat16"], "--dtype without --world"),
+        (["--world", "2", "--batch-tokens", "0"], "--batch-tokens is 0"),
+    ],
+)
+def test_options_that_ask_for_nothing_are_refused(options, words):
+    with pytest.raises(LMHeadError, match=words):
+        cli.main(["params", "gpt2", *options], standalone_mode=False)
