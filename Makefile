@@ -40,7 +40,7 @@ wheel: $(VENV)/.development
 	dist/venv/bin/pip install -q -c constraints.txt torch==2.13.0
 	dist/venv/bin/pip install -q -c constraints.txt dist/*.whl
 	cd dist && venv/bin/lmhead params gpt2
-	cd dist && OMP_NUM_THREADS=1 venv/bin/lmhead compare --tokens 2k --seeds 1 --cpu --out try
+	cd dist && OMP_NUM_THREADS=1 venv/bin/lmhead compare --tokens 11k --seeds 1 --cpu --out try
 	cd dist && venv/bin/lmhead predict try 今天
 	rm -rf build dist/venv dist/try
 

@@ -100,23 +100,61 @@ def test_a_reader_that_goes_away_is_no_finding():
     assert len(done.stdout.splitlines()) == 1
 
 
-def test_sigterm_says_how_to_carry_on(monkeypatch, capsys):
-    def invoke(*_, **__):
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(10)
-        except KeyboardInterrupt as error:  # as a command does, and click around it
-            told = KeyboardInterrupt("carry on with `lmhead compare --resume r`")
-            told.__cause__ = error
-            raise click.Abort from told
+CARRY_ON = "carry on with `lmhead compare --resume r`"
 
-    monkeypatch.setattr(cli.cli, "main", invoke)
+
+def terminated(*_, **__):
+    """What a command does that gets SIGTERM, and click around it."""
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+    except KeyboardInterrupt as error:
+        told = KeyboardInterrupt(CARRY_ON)
+        told.__cause__ = error
+        raise click.Abort from told
+
+
+def test_sigterm_says_how_to_carry_on(monkeypatch, capsys):
+    monkeypatch.setattr(cli.cli, "main", terminated)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as stopped:
         cli.main(["compare"])
     assert stopped.value.code == 143
-    assert "interrupted: carry on with `lmhead compare --resume r`" in capsys.readouterr().err
+    assert f"interrupted: {CARRY_ON}" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_process_that_a_launcher_stops_ends_quietly(monkeypatch, capsys):
+    """Where one process has told of an error, `torchrun` stops the others in their waiting."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(cli.time, "sleep", lambda _: signal.raise_signal(signal.SIGTERM))
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["compare", "--no-such-option"])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert stopped.value.code == 2
+    assert capsys.readouterr() == ("", "")
+
+
+def test_of_several_processes_that_sigterm_ends_the_first_alone_tells(monkeypatch, capsys):
+    """`torchrun` passes the signal of a scheduler on to all of them."""
+    told = f"interrupted: {CARRY_ON}\n"
+    monkeypatch.setattr(cli.cli, "main", terminated)
+    monkeypatch.setattr(cli, "_quietly", lambda code: code)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    before = signal.getsignal(signal.SIGINT)
+    for rank, expected in {"0": told, "1": ""}.items():
+        monkeypatch.setenv("RANK", rank)
+        try:
+            with pytest.raises(SystemExit) as stopped:
+                cli.main(["compare"])
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert stopped.value.code == 143
+        assert capsys.readouterr() == ("", expected)
 
 
 def test_work_goes_on_where_nobody_reads_its_progress(monkeypatch):

@@ -405,7 +405,7 @@ def test_folders_that_exist_or_are_broken(finished, tmp_path):
 
 
 def test_amounts_are_read_back_by_predict():
-    from lmhead.cli.compare import Amount
+    from lmhead.cli.amounts import Amount
 
     for value in (950, 1234, 999_600, 1e6, 2.5e9, 1.24e12):
         assert Amount().convert(amount(value), None, None) == pytest.approx(value, rel=5e-3)

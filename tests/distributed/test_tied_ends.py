@@ -717,3 +717,6 @@ def test_sync_without_a_process_group_and_with_another_word():
         sync_tied_ends(Embed(V, D), None)
     with pytest.raises(LMHeadError, match='keep must be "embedding" or "head"'):
         sync_tied_ends(Embed(V, D), None, keep="both")
+    # what dist.new_group gives to a rank that is not in it
+    with pytest.raises(LMHeadError, match=r"group must be a .*ProcessGroup, got int"):
+        sync_tied_ends(Embed(V, D), None, dist.GroupMember.NON_GROUP_MEMBER)

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_iter
 from world import World
 
 import lmhead
-from lmhead.cli import main
+from lmhead.cli import cli, main
 from lmhead.distributed import traffic
 from lmhead.distributed.traffic import all_traffic, ends_traffic
 from lmhead.errors import LMHeadError
@@ -120,12 +120,13 @@ def fsdp2(tied, gathers):
     return counted.bytes, held(model.parameters(), optimizer), counted.small
 
 
-def vocab_parallel(tied):
+def vocab_parallel(tied, number_bytes):
     from lmhead.distributed import RowPartition, embedding
 
     group, rank = torch.distributed.group.WORLD, torch.distributed.get_rank()
     rows = RowPartition(V, torch.distributed.get_world_size(), rank)
-    tables = [nn.Parameter(torch.randn(V, D)[rows.start : rows.stop]) for _ in range(2 - tied)]
+    whole = torch.randn(V, D, dtype={2: torch.bfloat16, 4: torch.float32}[number_bytes])
+    tables = [nn.Parameter(whole[rows.start : rows.stop]) for _ in range(2 - tied)]
     optimizer = torch.optim.AdamW(tables)
 
     def loss(ids):
@@ -161,7 +162,8 @@ CASES = [
     ("ddp-sparse", ddp_sparse, {}),
     ("fsdp2", fsdp2, {"gathers": 1}),
     ("fsdp2", fsdp2, {"gathers": 2}),
-    ("vocab-parallel", vocab_parallel, {}),
+    ("vocab-parallel", vocab_parallel, {"number_bytes": 4}),
+    ("vocab-parallel", vocab_parallel, {"number_bytes": 2}),
     ("pipeline", pipeline, {}),
 ]
 BOTH = [
@@ -176,9 +178,7 @@ BOTH = [
 def test_bytes_are_those_counted(world, scheme, run, options, tied):
     if scheme == "pipeline" and world.size != 2:
         pytest.skip("two stages hold an end")
-    found = ends_traffic(
-        V, D, scheme, tied=tied, world=world.size, tokens=N, number_bytes=4, **options
-    )
+    found = ends_traffic(V, D, scheme, tied=tied, world=world.size, tokens=N, **options)
     expected = Counter()
     for one in found.exchanges:
         expected[one.op] += one.times * one.bytes
@@ -188,7 +188,7 @@ def test_bytes_are_those_counted(world, scheme, run, options, tied):
     for counted, _, small in ranks:
         assert counted == expected
         assert small < 2048
-    if scheme != "ddp-sparse":
+    if scheme != "ddp-sparse" and found.number_bytes == 4:  # 16 bytes a number in mixed precision
         assert max(held for _, held, _ in ranks) == found.held
 
 
@@ -221,6 +221,7 @@ def test_what_tying_does():
     assert "ddp-sparse" not in tied
     alone = all_traffic(128_256, 4096, world=1, tokens=8192)
     assert {one.sent for one in alone} == {0}
+    assert {one.held for one in alone if not one.tied} == {2 * 16 * table}
 
 
 @pytest.mark.parametrize(
@@ -272,3 +273,16 @@ def test_the_worked_numbers_are_those_of_the_code():
     table = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(table)
     assert "\n".join(table.lines()) in (root / "docs/scaling.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--batch-tokens", "8k"], "--batch-tokens without --world"),
+        (["--dtype", "bfloat16"], "--dtype without --world"),
+        (["--world", "2", "--batch-tokens", "0"], "--batch-tokens is 0"),
+    ],
+)
+def test_options_that_ask_for_nothing_are_refused(options, words):
+    with pytest.raises(LMHeadError, match=words):
+        cli.main(["params", "gpt2", *options], standalone_mode=False)

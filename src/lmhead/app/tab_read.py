@@ -38,6 +38,7 @@ def add(shared: Shared) -> None:
     """Build the tab inside the current block."""
     known = {voice.name: voice for voice in voices(shared.sources)}
     shelf = Shelf()
+    chosen = gr.State(None)  # its row; what the radio holds may be older than what it offers
     start = shared.start
     with gr.Row():
         model = shared.say(
@@ -60,7 +61,8 @@ def add(shared: Shared) -> None:
             info="read.find.info",
         )
         found = shared.say(
-            gr.Radio([], elem_id="read-found", scale=2, min_width=300), label="read.found"
+            gr.Radio([], interactive=True, elem_id="read-found", scale=2, min_width=300),
+            label="read.found",
         )
     with gr.Row():
         status = gr.HTML(elem_id="read-status", elem_classes="charts", visible=False)
@@ -70,9 +72,9 @@ def add(shared: Shared) -> None:
     places = drawing("read-map", SELECT)
 
     def load(name: str | None, language: Language) -> Iterator[tuple[Any, ...]]:
-        """The status, the button that stops, what is found, and what was typed for it."""
+        """The status, the button that stops, what is found, chosen, and was typed for it."""
         if name is None:
-            yield _status(text("read.nothing", language)), _HIDDEN, gr.skip(), ""
+            yield _status(text("read.nothing", language)), _HIDDEN, gr.skip(), None, ""
             return
         try:
             for step in shelf.steps(known[name]):
@@ -80,24 +82,24 @@ def add(shared: Shared) -> None:
                     tables = step
                     break
                 said = text("read.loading", language, name=name, share=round(100 * step))
-                yield _status(said), gr.update(visible=True), gr.skip(), gr.skip()
+                yield _status(said), gr.update(visible=True), *[gr.skip()] * 3
         except LMHeadError as error:
             none = gr.update(choices=[], value=None)
-            yield _status(str(error), "error"), _HIDDEN, none, ""
+            yield _status(str(error), "error"), _HIDDEN, none, None, ""
             return
         row = _first(tables)
-        yield _HIDDEN, _HIDDEN, _choices(tables, [row], row), ""
+        yield _HIDDEN, _HIDDEN, _choices(tables, [row], row), row, ""
 
-    def search(name: str | None, words: str, language: Language) -> tuple[Any, Any]:
+    def search(name: str | None, words: str, language: Language) -> tuple[Any, Any, Any]:
         tables = shelf.take(known.get(name or ""))
         if tables is None:
-            return gr.skip(), gr.skip()
+            return gr.skip(), gr.skip(), gr.skip()
         if not words:
-            return gr.skip(), _HIDDEN
+            return gr.skip(), gr.skip(), _HIDDEN
         rows = find(tables, words)
         if rows:
-            return _choices(tables, rows, rows[0]), _HIDDEN
-        return gr.skip(), _status(text("read.none", language, typed=words))
+            return _choices(tables, rows, rows[0]), rows[0], _HIDDEN
+        return gr.skip(), gr.skip(), _status(text("read.none", language, typed=words))
 
     def draw(
         name: str | None, row: int | None, way: str, words: str, language: Language
@@ -114,13 +116,18 @@ def add(shared: Shared) -> None:
             below = note(str(error), "error")
         return word_html(tables, word, language), below
 
-    def select(name: str, event: gr.EventData) -> Any:
+    def select(name: str, event: gr.EventData) -> tuple[Any, Any]:
         tables = shelf.take(known[name])
-        return gr.skip() if tables is None else _choices(tables, [event.row], event.row)
+        if tables is None:
+            return gr.skip(), gr.skip()
+        return _choices(tables, [event.row], event.row), event.row
+
+    def choose(event: gr.SelectData) -> int:
+        return int(event.value)
 
     redraw = {
         "fn": draw,
-        "inputs": [model, found, by, own, shared.language],
+        "inputs": [model, chosen, by, own, shared.language],
         "outputs": [lists, places],
         "concurrency_id": "read",  # what was asked for last is drawn last
         **QUIET,
@@ -128,12 +135,15 @@ def add(shared: Shared) -> None:
     latest: dict[str, Any] = {"trigger_mode": "always_last", **QUIET}
     # fmt: off
     loading = gr.on([shared.tab.select, model.input], load, [model, shared.language],
-                    [status, stop, found, typed], **QUIET)
+                    [status, stop, found, chosen, typed], **QUIET)
     loading.then(**redraw)
     shared.stops(stop, status, loading)
-    typed.change(search, [model, typed, shared.language], [found, status], **latest).then(**redraw)
-    gr.on([lists.select, places.select], select, model, found, **latest).then(**redraw)
-    gr.on([found.input, by.input, own.change], trigger_mode="always_last", **redraw)
+    typed.change(search, [model, typed, shared.language], [found, chosen, status],
+                 **latest).then(**redraw)
+    gr.on([lists.select, places.select], select, model, [found, chosen],
+          **latest).then(**redraw)
+    found.select(choose, None, chosen, **latest).then(**redraw)
+    gr.on([by.input, own.change], trigger_mode="always_last", **redraw)
     shared.language.change(lambda language: gr.update(choices=_ways(language)),
                            shared.language, by, **QUIET).then(**redraw)
     # fmt: on

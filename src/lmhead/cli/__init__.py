@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -133,6 +133,8 @@ def _run(argv: list[str], debug: bool) -> int:
     except ToldElsewhere as error:
         return _quietly(error.exit_code)
     except (KeyboardInterrupt, click.Abort) as error:
+        if follows():
+            return _quietly(130)
         if launched()[1] > 1:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # launchers pass it on once more
         hint = str(error.__cause__ or error)  # click turns the interrupt into an Abort
@@ -167,7 +169,8 @@ def _tell(error: Exception) -> None:
 def _quietly(code: int) -> int:
     """The exit code of a process whose end another one tells.
 
-    It waits a little: a launcher stops the others as soon as one ends.
+    It waits a little: a launcher stops the others, this one too, as soon as one ends.
     """
-    time.sleep(1)
+    with suppress(KeyboardInterrupt):  # the launcher's SIGTERM
+        time.sleep(1)
     return code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from lmhead.cli.amounts import Amount, Duration
 from lmhead.cli.output import console, print_json
 from lmhead.cli.recipe import RECIPE_OPTIONS, recipe_name, resume_recipe, run_recipe
 from lmhead.launched import follows, launched
@@ -24,27 +24,6 @@ if TYPE_CHECKING:
     from lmhead.lab.breakdown import Bucket
     from lmhead.lab.result import Comparison
     from lmhead.lab.stats import Pair
-
-
-class Duration(click.ParamType[float]):
-    name = "duration"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", str(value).strip())
-        if not match:
-            self.fail(f"{value!r} is no duration such as 90s, 2m or 1h", param, ctx)
-        return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2] or "s"]
-
-
-class Amount(click.ParamType[int]):
-    name = "amount"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGbB])?", str(value).strip())
-        if not match:
-            self.fail(f"{value!r} is no amount such as 500k or 10M", param, ctx)
-        unit = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}.get((match[2] or "").lower(), 1)
-        return round(float(match[1]) * unit)
 
 
 RAY = (

@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 import click
 
+from lmhead.cli.amounts import Size
 from lmhead.cli.repairs import run
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-
-
-class Size(click.ParamType[int]):
-    """A number of bytes: 5GB, 500MiB, 1000."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        if isinstance(value, int):
-            return value
-        said = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?|)b?", str(value).strip().lower())
-        size = int(float(said[1]) * _UNITS[said[2]]) if said else 0
-        if not size:
-            self.fail(f"{value!r} is no size; 5GB, 500MiB and 1000000 are", param, ctx)
-        return size
 
 
 @click.command(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 
 import click
+from click.core import ParameterSource
 
+from lmhead.cli.amounts import Amount
 from lmhead.cli.output import console, print_json
 from lmhead.distributed.traffic import EndsTraffic, all_traffic
 from lmhead.errors import LMHeadError
@@ -48,8 +50,8 @@ FOOTNOTE = (
 )
 @click.option(
     "--batch-tokens",
-    type=click.IntRange(min=1),
-    default=8192,
+    type=Amount(),
+    default="8192",
     show_default=True,
     metavar="N",
     help="With --world: tokens a step on each of them.",
@@ -88,6 +90,13 @@ def command(
     if not model:
         raise LMHeadError("which model?", "`lmhead params gpt2`, or `lmhead params --list`")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a config is all it needs
+    context = click.get_current_context()
+    for name in ("batch_tokens", "dtype"):
+        if not world and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            raise LMHeadError(f"{option} without --world", f"lmhead params {model} --world 8 …")
+    if batch_tokens < 1:
+        raise LMHeadError("--batch-tokens is 0, and must be at least 1")
     count = count_params(model)
     traffic: tuple[EndsTraffic, ...] = ()
     if world:
@@ -161,7 +170,8 @@ def _print_traffic(traffic: tuple[EndsTraffic, ...], dtype: str) -> None:
     out.print(table)
     out.print(
         "held: weights, gradients and Adam's state, 16 bytes a number; pipeline: of the first or "
-        "the last stage. docs/scaling.md says more.",
+        "the last stage. vocab-parallel sends the loss and half of N·d, the gradient of the hidden "
+        "states, in float32. docs/scaling.md says more.",
         style="dim",
         markup=False,
     )

@@ -97,11 +97,12 @@ def _show(plan: Plan, data: dict[str, Any], where: str, verdict: str) -> None:
             table.add_row(edit.file, Text(edit.what))
         screen.print(table)
         size = data["plan"]["bytes"]
-        word = "smaller" if size["saved"] >= 0 else "larger"
-        screen.print(
-            f"{size['written']:,} bytes to write; the checkpoint gets {abs(size['saved']):,} bytes "
-            f"{word}."
-        )
+        saved = f"{abs(size['saved']):,} bytes"
+        if plan.root is None:  # made from a checkpoint of another kind
+            change = f"{saved} of the source are left out"
+        else:
+            change = f"the checkpoint gets {saved} {'smaller' if size['saved'] >= 0 else 'larger'}"
+        screen.print(f"{size['written']:,} bytes to write; {change}.")
     else:
         screen.print("Nothing is to be changed.")
     for note in plan.notes:

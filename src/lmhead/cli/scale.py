@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from lmhead.cli.compare import RAY, Amount, Duration
+from lmhead.cli.amounts import Amount, Duration
+from lmhead.cli.compare import RAY
 from lmhead.cli.output import console, print_json
 from lmhead.launched import follows
 

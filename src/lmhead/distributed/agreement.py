@@ -63,6 +63,15 @@ class Facts:
         return {**asdict(self), "settings": zlib.crc32(self.settings.encode())}
 
 
+def check_group(group: object) -> None:
+    """Raise an LMHeadError where torch would take no part in the exchanges, and say nothing."""
+    if not isinstance(group, dist.ProcessGroup):
+        raise LMHeadError(
+            f"group must be a torch.distributed.ProcessGroup, got {type(group).__name__}",
+            "this process is in no such group, or pass mesh.get_group(dimension)",
+        )
+
+
 def gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """[world, *x.shape]: every rank's x, of one shape and dtype."""
     out = x.new_empty(dist.get_world_size(group), *x.shape)

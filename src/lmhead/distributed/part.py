@@ -14,7 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lmhead.distributed.agreement import Facts, agree, checksum, gather, hidden_checksum
+from lmhead.distributed.agreement import (
+    Facts,
+    agree,
+    check_group,
+    checksum,
+    gather,
+    hidden_checksum,
+)
 from lmhead.distributed.rows import RowPartition
 from lmhead.errors import LMHeadError
 from lmhead.loss.options import Sums
@@ -117,11 +124,7 @@ class Part:
             return cls._of_dtensor(weight, bias, group)  # type: ignore[arg-type]
         if group is None:
             raise LMHeadError("the table is a plain tensor: it needs group=, or to be a DTensor")
-        if not isinstance(group, dist.ProcessGroup):
-            raise LMHeadError(
-                f"group must be a torch.distributed.ProcessGroup, got {type(group).__name__}",
-                "this process is in no such group, or pass mesh.get_group(dimension)",
-            )
+        check_group(group)
         if is_sharded(bias):
             raise LMHeadError("the table is a plain tensor, the bias a DTensor", "give one kind")
         return cls(weight, bias, group, None)

@@ -23,7 +23,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from lmhead.distributed.agreement import bits, checksum, gather, objects
+from lmhead.distributed.agreement import bits, check_group, checksum, gather, objects
 from lmhead.distributed.exchange import Holders, like, local
 from lmhead.errors import LMHeadError
 
@@ -72,7 +72,7 @@ def sync_tied_ends(
 
     Raises:
         LMHeadError: on all ranks: the copies differ in shape, dtype or sharding, one is on the meta
-            device, or fewer than two ranks hold an end.
+            device, or fewer than two ranks hold an end. On this one: it is not in the group.
     """
     if keep not in ("embedding", "head"):
         raise LMHeadError(f'keep must be "embedding" or "head", got {keep!r}')
@@ -81,6 +81,7 @@ def sync_tied_ends(
         raise LMHeadError(
             "no process group is initialised", "torch.distributed.init_process_group, or torchrun"
         )
+    check_group(found)
     module = head if embed is None else embed
     copies = _gather(found, _describe(embed, head))
     holders = [copy for copy in copies if copy.role]

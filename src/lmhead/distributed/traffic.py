@@ -8,7 +8,7 @@ on all), a step exchanges
 | `ddp` | each table's gradient, all-reduced: V·d | have one table |
 | `ddp-sparse` | as `ddp`, but of the embedding the rows read, gathered: P·N·d and ids | cannot |
 | `fsdp2` | each table gathered once or twice, its gradient scattered: P·⌈V/P⌉·d | have one table |
-| `vocab-parallel` | rows read and gradient of h all-reduced: N·d each; loss: 3·P·N | the same |
+| `vocab-parallel` | rows read, gradient of h (float32), all-reduced: N·d; loss: 3·P·N | the same |
 | `pipeline` | the first and the last stage's gradients, swapped: V·d | only these |
 
 What a rank sends of it is that of a ring (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput.
@@ -29,7 +29,7 @@ from lmhead.errors import LMHeadError
 
 SCHEMES = ("ddp", "ddp-sparse", "fsdp2", "vocab-parallel", "pipeline")
 ADAM_BYTES = 16  # a number held: see `lmhead.params.BYTES`, both training states
-LOSS_BYTES = 4  # the loss's sums are float32
+WIDE_BYTES = 4  # the loss's sums are float32; gradients of h are added up in that or wider
 ID_BYTES = 8
 
 
@@ -61,7 +61,8 @@ class EndsTraffic:
         tied: whether they share a table.
         world: ranks P.
         tokens: N.
-        number_bytes: of a weight, gradient and activation.
+        number_bytes: of a weight, gradient and activation (`vocab-parallel` adds up the gradient
+            of the hidden states in float32, whatever they are).
         exchanges: of a step.
         sent: bytes that each rank sends a step; in a pipeline the first and the last stage.
         held: bytes of weights, gradients and Adam's state that the fullest rank holds for the ends;
@@ -150,11 +151,12 @@ def ends_traffic(
         moment = len(tables) * 2 * padded if gathers == 1 else 2 * padded
     elif scheme == "vocab-parallel":
         exchange("rows read", "all-reduce", rows_read)
-        exchange("maxima, sums and targets' logits", "all-gather", 3 * world * tokens * LOSS_BYTES)
-        exchange("gradient of the hidden states", "all-reduce", rows_read)
-    else:
+        exchange("maxima, sums and targets' logits", "all-gather", 3 * world * tokens * WIDE_BYTES)
+        wide = tokens * d_model * max(number_bytes, WIDE_BYTES)
+        exchange("gradient of the hidden states", "all-reduce", wide)
+    elif world > 1:
         held = whole
-        if tied and world > 1:
+        if tied:
             exchange("gradient of the table", "swap", table)
             moment = table
     return EndsTraffic(

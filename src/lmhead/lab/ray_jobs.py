@@ -205,7 +205,9 @@ class Cluster:
         waiting = [attempt for attempt in self.running.values() if not attempt.where]
         if len(waiting) == len(self.running):
             needs = _needs(waiting[0].job.task)
-            wanted = " and ".join(f"{n} {kind[4:-1].upper()}s" for kind, n in needs.items())
+            wanted = " and ".join(
+                f"{n} {kind[4:-1].upper()}{'s'[: n > 1]}" for kind, n in needs.items()
+            )
             self._tell(f"no training has begun yet: each needs a machine with {wanted} free")
 
     def _tell(self, line: str) -> None:
