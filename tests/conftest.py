@@ -9,7 +9,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-LONG = ("test_readme", "test_compare", "test_loss", "test_topk_adversarial", "test_recipes")
+LONG = (
+    *("test_readme", "test_compare", "test_loss", "test_topk_adversarial", "test_recipes"),
+    *("test_ray", "test_processes", "test_tied_ends", "test_vocab_parallel", "test_sharded"),
+    *("test_notebook", "test_app_browser", "test_docs"),
+)
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 

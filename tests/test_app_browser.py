@@ -278,7 +278,7 @@ def test_a_model_that_takes_long_can_be_stopped(seen, tmp_path, monkeypatch):
         assert not page.locator("#write-stop").is_visible()
         gate.set()
         page.locator("#write-prompt textarea").fill("abc")  # on it goes
-        page.wait_for_selector("#write-first-table .next")
+        page.wait_for_selector("#write-first-table .next", timeout=90_000)
         assert not page.locator("#write-status p").count()
     finally:
         gate.set()

@@ -121,8 +121,8 @@ def add(shared: Shared) -> None:
         gr.on([second.change, by.change, temperature.change, top_p.change, rows.change,
                shared.language.change], show, [*state, *inputs], **latest),
         panels[0].table.select(choose, [taken, *inputs], **latest),
-        take.click(go_on, [*state, *inputs], **turn),
-        undo.click(back, [taken, *inputs], **turn),
+        take.click(go_on, [*state, *inputs], trigger_mode="multiple", **turn),
+        undo.click(back, [taken, *inputs], trigger_mode="multiple", **turn),
     ]
     # fmt: on
     shared.stops(stop, status, stops)
