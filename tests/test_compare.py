@@ -145,7 +145,9 @@ class Stop(Exception):
     """Stands for a power cut in the midst of a job."""
 
 
-@pytest.mark.parametrize("at", [1, 30, 47, 48, 81, 144])
+@pytest.mark.parametrize(
+    "at", [1, 30, 81, *(pytest.param(at, marks=pytest.mark.slow) for at in (47, 48, 144))]
+)
 def test_a_stopped_run_ends_with_the_same_numbers(finished, monkeypatch, text, tmp_path, at):
     whole, result, _ = finished
     monkeypatch.setattr(plan, "CHECKPOINT_SECONDS", 0.0)
@@ -243,7 +245,7 @@ def cut_at(monkeypatch, number, out, text):
     return False
 
 
-@pytest.mark.parametrize("stride", [41, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [97, pytest.param(1, marks=pytest.mark.slow)])
 def test_cut_between_any_two_steps_on_the_disk(monkeypatch, text, tmp_path, stride):
     """Whatever rename, removal or new folder is the last one, the run can be carried on."""
     monkeypatch.setattr(plan, "CHECKPOINT_SECONDS", 0.0)

@@ -142,6 +142,7 @@ def test_runs_go_on_with_ray_and_without(here, text, tmp_path, monkeypatch):
     assert_same(second, here, "tokenizer_config.json")
 
 
+@pytest.mark.slow
 def test_tuning_and_looks(text, tmp_path):
     """Settings are tried side by side, one that diverges is no choice, and seeds are added."""
     options = {
