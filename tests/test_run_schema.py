@@ -87,6 +87,17 @@ def test_settings_of_any_type(whole, tmp_path, data):
     survives(lambda: write_report(run), run.config_file, path)
 
 
+@pytest.mark.parametrize("setting", [{}, {"momentum": 0.1}])
+def test_a_setting_with_other_keys_than_the_grid(whole, tmp_path, setting):
+    run = RunFolder(shutil.copytree(whole, tmp_path / "run"))
+    lines = run.metrics_file.read_text("utf-8").splitlines()
+    number = next(i for i, line in enumerate(lines) if '"tuned"' in line)
+    lines[number] = json.dumps({**json.loads(lines[number]), "setting": setting})
+    run.metrics_file.write_text("\n".join(lines) + "\n", "utf-8")
+    said = survives(lambda: write_report(run), run.metrics_file, ("setting",))
+    assert said.startswith(f"{run.metrics_file}:{number + 1}: setting has the keys {[*setting]}")
+
+
 @QUICK
 @given(data=st.data())
 def test_rows_of_any_type(whole, tmp_path, data):

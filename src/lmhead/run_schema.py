@@ -6,7 +6,7 @@ may be absent. What is not listed here nobody counts on, and it may be anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -259,6 +259,24 @@ def check_settings(config: Mapping[str, Any], file: Path, whole: bool) -> None:
     check(config, {**ALL, **own}, str(file), whole)
     if config["training"].get("loss") == "augmented":
         check(config, AUGMENTED, str(file), whole)
+
+
+def check_tuned(
+    config: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], file: Path, metrics: Path
+) -> None:
+    """Raise a SourceError where a setting that was tried has other keys than the grid.
+
+    Args:
+        config, rows: of a run.
+        file, metrics: what they were read from.
+    """
+    grid = config.get("tune", {}).get("grid", {})
+    for number, row in enumerate(rows, start=1):
+        if row["event"] == "tuned" and row["setting"].keys() != grid.keys():
+            raise SourceError(
+                f"{metrics}:{number}: setting has the keys {short(repr([*row['setting']]))}, "
+                f"tune.grid in {file} has {short(repr([*grid]))}"
+            )
 
 
 def check_scale(settings: Mapping[str, Any], file: Path) -> None:

@@ -50,7 +50,7 @@ from lmhead.lab.train import DivergedError, Training
 from lmhead.lab.tune import TUNE_SEED, Setting, Tuner, applied, parse_grid, settings_of, split
 from lmhead.lab.until_clear import add_seeds, check_until_clear
 from lmhead.prompt import dropped, listed
-from lmhead.run_schema import RESUMED, check
+from lmhead.run_schema import RESUMED, check, check_tuned
 from lmhead.runs import RunFolder, fresh_folder
 
 DEFAULT_BUDGET = 120.0
@@ -305,6 +305,7 @@ def carried_on(path: str | Path, show: Show = _ignore) -> Work[Comparison]:
     run = RunFolder(path)
     settings = run.config(whole=True)
     check(settings, RESUMED, str(run.config_file))
+    check_tuned(settings, run.rows(), run.config_file, run.metrics_file)
     with run.locked():
         facts = settings["text"]
         text = load_corpus(facts["files"], facts.get("corpus"))

@@ -16,6 +16,7 @@ from lmhead.lab.intervals import CONFIDENCE
 from lmhead.lab.scope import Looks, margin_of, method, read_looks, scope
 from lmhead.lab.stats import Pair, Verdict, all_pairs, decide, evidence
 from lmhead.lab.tried import Tuning, read_tuning
+from lmhead.run_schema import check_tuned
 from lmhead.runs import Row, RunFolder
 
 SCHEMA_VERSION = 1
@@ -118,6 +119,7 @@ def summarise(run: str | Path | RunFolder) -> Comparison:
     arms = {name: _arm(name, config, done) for name in config["arms"]}
     looks = read_looks(config, rows)
     seeds = looks.seeds if looks else len(config["seeds"])
+    check_tuned(config, rows, folder.config_file, folder.metrics_file)
     tuning = read_tuning(config, rows, seeds)
     margin, confidence = margin_of(config), looks.confidence if looks else CONFIDENCE
     tokens = read_token_losses(folder, [(row["arm"], row["seed"]) for row in done])
