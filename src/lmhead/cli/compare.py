@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from lmhead.cli.amounts import Amount, Duration
+from lmhead.cli.options import training_options
 from lmhead.cli.output import console, print_json
 from lmhead.cli.recipe import RECIPE_OPTIONS, recipe_name, resume_recipe, run_recipe
 from lmhead.launched import follows, launched
@@ -91,15 +92,7 @@ Examples:
 )
 @click.option("--tokens", type=Amount(), help="Training tokens for each model, such as 10M.")
 @click.option("--lr", type=float, default=4e-3, show_default=True, help="Peak learning rate.")
-@click.option("--batch-size", type=int, default=8, show_default=True, help="Windows a step.")
-@click.option("--seq-len", type=int, default=64, show_default=True, help="Tokens a window.")
-@click.option(
-    "--init-std",
-    type=float,
-    help="Standard deviation of both tables' initial values.  [default: 0.5/√width; for a "
-    "config.json its own]",
-)
-@click.option("--weight-decay", type=float, default=0.1, show_default=True, help="Of matrices.")
+@training_options
 @click.option(
     "--loss",
     type=click.Choice(["plain", "augmented"]),

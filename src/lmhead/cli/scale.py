@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from lmhead.cli.amounts import Amount, Duration
 from lmhead.cli.compare import RAY
+from lmhead.cli.options import training_options
 from lmhead.cli.output import console, print_json
 from lmhead.launched import follows
 
@@ -96,15 +97,7 @@ forecast asked for with --predict was refused.
     show_default=True,
     help="The rate falls with width to this power; 0: one rate.",
 )
-@click.option("--batch-size", type=int, default=8, show_default=True, help="Windows a step.")
-@click.option("--seq-len", type=int, default=64, show_default=True, help="Tokens a window.")
-@click.option(
-    "--init-std",
-    type=float,
-    help="Standard deviation of both tables' initial values.  [default: 0.5/√width; for a "
-    "config.json its own]",
-)
-@click.option("--weight-decay", type=float, default=0.1, show_default=True, help="Of matrices.")
+@training_options
 @click.option(
     "--precision", type=click.Choice(["auto", "fp32", "bf16"]), default="auto", show_default=True,
     help="auto: bf16 on a GPU that has it, else fp32.",
