@@ -44,6 +44,7 @@ from lmhead.lab.processes import current, led
 from lmhead.lab.report import write_report
 from lmhead.lab.result import Comparison, summarise
 from lmhead.lab.sequential import look_confidence
+from lmhead.lab.since import check_device, other_versions
 from lmhead.lab.stats import DEFAULT_MARGIN, Margin
 from lmhead.lab.tokens import UNKNOWN, make_tokenizer, open_tokenizer
 from lmhead.lab.train import DivergedError, Training
@@ -315,20 +316,14 @@ def carried_on(path: str | Path, show: Show = _ignore) -> Work[Comparison]:
                 f"{text.sha256[:12]}… now, {facts['sha256'][:12]}… then",
                 "bring the old text back, or start a new run",
             )
-        device = settings["training"].get("device")
-        if device != "cpu" and device != PartialState().device.type:
-            raise LMHeadError(
-                f"{run}: the run is on {device}, this machine has {PartialState().device.type}",
-                "carry it on where it began, or start a new run",
-            )
+        check_device(run, settings)
         if _processes(settings) != current().count:
             show(
                 f"the run began in {_processes(settings)} processes, goes on in "
                 f"{current().count}: its numbers may differ by rounding"
             )
-        for name, then in settings.get("versions", {}).items():
-            if versions().get(name) != then:
-                show(f"{name} was {then} when the run began, is {versions().get(name)} now")
+        for line in other_versions(settings, versions()):
+            show(line)
         tok = open_tokenizer(run.tokenizer / "tokenizer.json")
         data = plan.read_data(text, tok)
         if data.facts["tokens_sha256"] != facts.get("tokens_sha256"):

@@ -27,6 +27,7 @@ from lmhead.lab.recipes.result import RecipeResult
 from lmhead.lab.recipes.step import predicted
 from lmhead.lab.recipes.table import RECIPES
 from lmhead.lab.recipes.texts import Words, read_words
+from lmhead.lab.since import other_versions
 from lmhead.quiet import quiet
 from lmhead.run_schema import RECIPE_RESUMED, check
 
@@ -152,9 +153,8 @@ def resume(path: str | Path, show: Show = _ignore, workers: int | None = None) -
         device = settings["training"]["device"]
         if device == "cuda" and not torch.cuda.is_available():
             raise LMHeadError(f"{run}: the run is on cuda, this machine has none")
-        for name, then in settings["versions"].items():
-            if _versions().get(name) != then:
-                show(f"{name} was {then} when the run began, is {_versions().get(name)} now")
+        for line in other_versions(settings, _versions()):
+            show(line)
         run.state.mkdir(exist_ok=True)
         return _work(run, settings, words, workers, show)
 

@@ -37,6 +37,7 @@ from lmhead.lab.recipes.translation.result import TranslationComparison, read_te
 from lmhead.lab.recipes.translation.scores import require_sacrebleu
 from lmhead.lab.recipes.translation.settings import read_overrides, steps_for
 from lmhead.lab.recipes.translation.train import PairData, TranslationTraining, train_pairs
+from lmhead.lab.since import check_device, other_versions
 from lmhead.lab.stats import DEFAULT_MARGIN, Margin
 from lmhead.lab.tokens import open_tokenizer
 from lmhead.run_schema import RESUMED, TEXT, check
@@ -198,16 +199,9 @@ def resume_translation(out: str | Path, show: Show = _ignore) -> TranslationComp
                 f"{sides.sha256[:12]}… now, {then['sha256'][:12]}… then",
                 "bring the old file back, or start a new run",
             )
-        device = settings["training"].get("device")
-        if device != "cpu" and device != PartialState().device.type:
-            raise LMHeadError(
-                f"{run}: the run is on {device}, this machine has {PartialState().device.type}",
-                "carry it on where it began, or start a new run",
-            )
-        now = _versions()
-        for name, old in settings.get("versions", {}).items():
-            if now.get(name) != old:
-                show(f"{name} was {old} when the run began, is {now.get(name)} now")
+        check_device(run, settings)
+        for line in other_versions(settings, _versions()):
+            show(line)
         tokenizer = open_tokenizer(run.tokenizer / "tokenizer.json")
         train, valid = (encode_pairs(tokenizer, side) for side in (sides.train, sides.valid))
         if digest(train, valid) != then["tokens_sha256"]:
